@@ -1,0 +1,307 @@
+"""Every setting of fastload, once: name, unit, default, meaning. The only reader of `os.environ`.
+
+`OPTIONS` is the registry; `Settings` is its frozen result; docs/configuration.md is generated
+from it. Precedence: the engine's ``--model-loader-extra-config`` over ``FASTLOAD_*`` variables
+over the defaults. An unknown or ill-typed key is an error that names the nearest valid one.
+Nothing is ever written back to the environment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from fastload_common.errors import ConfigError
+from fastload_common.units import GIB, MIB, parse_size
+
+__all__ = ["ENV_PREFIX", "OPTIONS", "Option", "Settings", "environment", "load_settings"]
+
+ENV_PREFIX = "FASTLOAD_"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting.
+
+    Attributes:
+        name: field of `Settings`; the variable is ``FASTLOAD_`` + upper case.
+        unit: ``bytes``, ``s``, ``count``, ``path``, ``flag``, ``choice``, ``patterns``.
+        default: the parsed default; None means "chosen by fastload".
+        meaning: one or two sentences for the reference page.
+        minimum: smallest value allowed for numbers.
+        choices: values allowed for ``choice``.
+        since: version that brought it.
+    """
+
+    name: str
+    unit: str
+    default: Any
+    meaning: str
+    minimum: float = 0
+    choices: tuple[str, ...] = ()
+    since: str = "0.1"
+
+    @property
+    def variable(self) -> str:
+        return ENV_PREFIX + self.name.upper()
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "concurrency",
+        "count",
+        32,
+        "Requests in flight for one process. More hides more latency; each takes a connection.",
+        minimum=1,
+    ),
+    Option(
+        "chunk_bytes",
+        "bytes",
+        8 * MIB,
+        "Size of one ranged request. Larger hides the first byte better, smaller spreads better.",
+        minimum=64 * 1024,
+    ),
+    Option(
+        "memory_bytes",
+        "bytes",
+        None,
+        "Host memory for staging in one process. Default: concurrency x chunk_bytes + 25 %, at "
+        "most a quarter of the smallest cgroup limit, divided among the ranks of the node.",
+        minimum=1 * MIB,
+    ),
+    Option(
+        "merge_gap_bytes",
+        "bytes",
+        1 * MIB,
+        "Needed ranges closer than this become one request; the bytes between are read for nothing "
+        "and reported as such.",
+    ),
+    Option(
+        "max_attempts",
+        "count",
+        6,
+        "Attempts for one range before its error ends the load.",
+        minimum=1,
+    ),
+    Option("connect_timeout_s", "s", 5.0, "Longest wait for a connection.", minimum=0.001),
+    Option(
+        "read_timeout_s",
+        "s",
+        20.0,
+        "Longest silence of a connection before the range is asked again on a new one.",
+        minimum=0.001,
+    ),
+    Option(
+        "deadline_s",
+        "s",
+        None,
+        "Longest duration of one load as a whole; unset means no limit.",
+        minimum=0.001,
+    ),
+    Option(
+        "trace",
+        "choice",
+        "lazy",
+        "lazy: record what load_weights copies and read only that. eager: read every tensor whole, "
+        "in order (for finding faults).",
+        choices=("lazy", "eager"),
+    ),
+    Option(
+        "anonymous",
+        "flag",
+        False,
+        "Send unsigned requests (public buckets). Credentials are then not looked for.",
+    ),
+    Option(
+        "cache_dir",
+        "path",
+        None,
+        "Directory for configuration and tokenizer files (never weights). Default: "
+        "$XDG_CACHE_HOME/fastload, else ~/.cache/fastload, else a directory under $TMPDIR.",
+    ),
+    Option(
+        "cache_max_bytes",
+        "bytes",
+        2 * GIB,
+        "Bound of cache_dir; the least recently used entries go first.",
+    ),
+    Option(
+        "ignore_patterns",
+        "patterns",
+        ("original/**", "metal/**", ".git/**", ".cache/**"),
+        "Objects never fetched, as comma-separated globs relative to the model's root.",
+    ),
+    Option("report", "path", None, "Append the report of each load to this file, as JSON lines."),
+    Option(
+        "progress",
+        "choice",
+        "auto",
+        "Progress display: bar on a terminal, line every 10 s elsewhere (auto), or one of them.",
+        choices=("auto", "bar", "lines", "off"),
+    ),
+)
+
+_BY_NAME: dict[str, Option] = {option.name: option for option in OPTIONS}
+_DEFAULT: Callable[[str], Any] = lambda name: field(default=_BY_NAME[name].default)  # noqa: E731
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of one process. Plain data: safe to pickle, holds no secret.
+
+    Memory: at most ``memory_bytes`` of staging when set; otherwise
+    ``1.25 * concurrency * chunk_bytes``, bounded by the smallest cgroup limit.
+    """
+
+    concurrency: int = _DEFAULT("concurrency")
+    chunk_bytes: int = _DEFAULT("chunk_bytes")
+    memory_bytes: int | None = _DEFAULT("memory_bytes")
+    merge_gap_bytes: int = _DEFAULT("merge_gap_bytes")
+    max_attempts: int = _DEFAULT("max_attempts")
+    connect_timeout_s: float = _DEFAULT("connect_timeout_s")
+    read_timeout_s: float = _DEFAULT("read_timeout_s")
+    deadline_s: float | None = _DEFAULT("deadline_s")
+    trace: str = _DEFAULT("trace")
+    anonymous: bool = _DEFAULT("anonymous")
+    cache_dir: Path | None = _DEFAULT("cache_dir")
+    cache_max_bytes: int = _DEFAULT("cache_max_bytes")
+    ignore_patterns: tuple[str, ...] = _DEFAULT("ignore_patterns")
+    report: Path | None = _DEFAULT("report")
+    progress: str = _DEFAULT("progress")
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes is not None and self.memory_bytes < self.chunk_bytes:
+            raise ConfigError(
+                f"memory_bytes ({self.memory_bytes}) is smaller than chunk_bytes "
+                f"({self.chunk_bytes})",
+                hint="raise FASTLOAD_MEMORY_BYTES or lower FASTLOAD_CHUNK_BYTES",
+            )
+
+    def changed(self) -> dict[str, Any]:
+        """The settings that are not at their default, for one log line per process."""
+        return {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if getattr(self, f.name) != _BY_NAME[f.name].default
+        }
+
+
+def environment() -> Mapping[str, str]:
+    """The process's environment, for the few callers that must pass it on (read only)."""
+    return os.environ
+
+
+def load_settings(
+    extra_config: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Read the settings of this process.
+
+    Args:
+        extra_config: the engine's ``--model-loader-extra-config``; wins over the environment.
+        environ: variables to read instead of `os.environ` (tests).
+
+    Raises:
+        ConfigError: unknown key, ill-typed or out-of-range value, or two that contradict.
+    """
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(ENV_PREFIX):
+            continue
+        option = _find(variable[len(ENV_PREFIX) :].lower(), shown=variable, prefix=ENV_PREFIX)
+        if text.strip() != "":
+            values[option.name] = _parse(option, text, shown=variable)
+    for key, value in (extra_config or {}).items():
+        option = _find(key, shown=f"model-loader-extra-config key {key!r}", prefix="")
+        values[option.name] = _parse(option, value, shown=f"model-loader-extra-config {key!r}")
+    return Settings(**values)
+
+
+def _find(name: str, *, shown: str, prefix: str) -> Option:
+    option = _BY_NAME.get(name)
+    if option is not None:
+        return option
+    names = [option.variable if prefix else option.name for option in OPTIONS]
+    wanted = prefix + name.upper() if prefix else name
+    near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise ConfigError(f"unknown setting {shown}", hint=f"{hint}valid: {', '.join(names)}")
+
+
+def _parse(option: Option, value: Any, *, shown: str) -> Any:
+    try:
+        parsed = _convert(option, value)
+    except ConfigError as error:
+        raise ConfigError(f"{shown}: {error.what}", hint=error.hint) from None
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"{shown}: expected {_EXPECTED[option.unit]}, got {value!r}",
+            hint=option.meaning,
+        ) from None
+    if isinstance(parsed, int | float) and not isinstance(parsed, bool) and parsed < option.minimum:
+        raise ConfigError(
+            f"{shown}: {value!r} is below the minimum of {option.minimum:g} {option.unit}",
+            hint=option.meaning,
+        )
+    return parsed
+
+
+_EXPECTED = {
+    "bytes": "a size such as 16MiB",
+    "s": "a number of seconds",
+    "count": "a whole number",
+    "path": "a path",
+    "flag": "true or false",
+    "choice": "one of the choices",
+    "patterns": "comma-separated globs",
+}
+_FLAGS = {"1": True, "true": True, "yes": True, "on": True}
+_FLAGS |= {"0": False, "false": False, "no": False, "off": False}
+
+
+def _convert(option: Option, value: Any) -> Any:
+    if value is None:
+        return option.default
+    if option.unit == "bytes":
+        if not isinstance(value, str | int):
+            raise TypeError
+        return parse_size(value)
+    if option.unit == "count":
+        if isinstance(value, bool | float):
+            raise TypeError
+        return int(value)
+    if option.unit == "s":
+        if isinstance(value, bool):
+            raise TypeError
+        seconds = float(value)
+        if not 0 <= seconds < float("inf"):
+            raise ValueError
+        return seconds
+    if option.unit == "path":
+        if not isinstance(value, str | Path):
+            raise TypeError
+        return Path(value)
+    if option.unit == "flag":
+        return value if isinstance(value, bool) else _flag(value)
+    if option.unit == "choice":
+        if value not in option.choices:
+            raise ConfigError(
+                f"expected one of {', '.join(option.choices)}, got {value!r}", hint=option.meaning
+            )
+        return value
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if not isinstance(value, list | tuple) or not all(isinstance(part, str) for part in value):
+        raise TypeError
+    return tuple(value)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, str) or value.strip().lower() not in _FLAGS:
+        raise ValueError
+    return _FLAGS[value.strip().lower()]

@@ -1,0 +1,188 @@
+"""Every error that fastload raises, split by whose fault it is.
+
+    FastloadError
+    ├── ConfigError                 the operator's settings
+    ├── EngineUnsupportedError      this engine version lacks a hook that we need
+    ├── SourceError                 the object store or the file system
+    │   ├── ObjectMissingError      no such bucket, key or directory
+    │   ├── AccessDeniedError       credentials absent, wrong, expired or not allowed
+    │   ├── ObjectChangedError      replaced while it was being read
+    │   ├── RangeMismatchError      the reply is not the range that was asked
+    │   └── SourceUnavailableError  network, TLS, throttling, server faults
+    ├── CheckpointError             the model's files
+    │   ├── NoWeightsError          nothing that we can load under this URI
+    │   ├── HeaderInvalidError      not a safetensors file, or a damaged one
+    │   ├── HeaderTooLargeError     the length field claims more than is allowed
+    │   ├── ShardMissingError       the index names an object that is not there
+    │   ├── ShardTruncatedError     an object is shorter than its header says
+    │   ├── TensorMissingError      the index or the model names a tensor that no file has
+    │   └── TensorMismatchError     shape or dtype do not fit
+    ├── TraceError                  the engine did what a lazy tensor cannot stand for
+    ├── StagingError                host memory
+    │   └── OutOfBudgetError        the budget cannot hold what must be held at once
+    └── DeadlineError               the load as a whole took longer than allowed
+
+Knows nothing but the standard library. A message says what was asked, what came and
+what to do. It never holds a credential, a signature or a signed URL: whoever raises passes
+object URIs (``s3://bucket/key``), never request URLs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+__all__ = [
+    "AccessDeniedError",
+    "CheckpointError",
+    "ConfigError",
+    "DeadlineError",
+    "EngineUnsupportedError",
+    "FastloadError",
+    "HeaderInvalidError",
+    "HeaderTooLargeError",
+    "NoWeightsError",
+    "ObjectChangedError",
+    "ObjectMissingError",
+    "OutOfBudgetError",
+    "RangeMismatchError",
+    "ShardMissingError",
+    "ShardTruncatedError",
+    "SourceError",
+    "SourceUnavailableError",
+    "StagingError",
+    "TensorMismatchError",
+    "TensorMissingError",
+    "TraceError",
+]
+
+
+class FastloadError(Exception):
+    """Base of all errors of fastload.
+
+    Args:
+        what: one sentence: what was asked and what came instead.
+        hint: one sentence: what to do about it; appended to the message.
+        fields: facts for machines and for the report (object, range, status, attempts, ...).
+            Shown in the message as ``key=value`` where the value is not None.
+    """
+
+    retryable: ClassVar[bool] = False
+    """Whether asking again may help without anybody changing anything."""
+
+    def __init__(self, what: str, *, hint: str = "", **fields: Any) -> None:
+        self.what = what
+        self.hint = hint
+        self.fields = {name: value for name, value in fields.items() if value is not None}
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        parts = [self.what]
+        if self.fields:
+            parts.append("[" + ", ".join(f"{k}={v}" for k, v in self.fields.items()) + "]")
+        if self.hint:
+            parts.append(f"-> {self.hint}")
+        return " ".join(parts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Engines send worker errors between processes; keyword arguments need this.
+        return (_rebuild, (type(self), self.what, self.hint, self.fields, self.__notes()))
+
+    def __notes(self) -> list[str]:
+        return list(getattr(self, "__notes__", []))
+
+
+def _rebuild(
+    kind: type[FastloadError], what: str, hint: str, fields: dict[str, Any], notes: list[str]
+) -> FastloadError:
+    error = kind(what, hint=hint, **fields)
+    for note in notes:
+        error.add_note(note)
+    return error
+
+
+class ConfigError(FastloadError):
+    """A setting is unknown, ill-typed, out of range, or contradicts another one."""
+
+
+class EngineUnsupportedError(FastloadError):
+    """This version of the engine lacks a name that the adapter needs."""
+
+
+class SourceError(FastloadError):
+    """The object store or file system did not give what was asked.
+
+    ``received_bytes`` is how many good bytes at the start of the buffer arrived before the
+    failure, so that a retry asks for the rest only.
+    """
+
+    received_bytes: int = 0
+
+
+class ObjectMissingError(SourceError):
+    """No such bucket, key or directory."""
+
+
+class AccessDeniedError(SourceError):
+    """Credentials are absent, wrong, expired, or do not allow this."""
+
+
+class ObjectChangedError(SourceError):
+    """The object was replaced or deleted while it was being read; bytes must not be mixed."""
+
+
+class RangeMismatchError(SourceError):
+    """The reply is not the range that was asked (status, Content-Range, length)."""
+
+
+class SourceUnavailableError(SourceError):
+    """Network, TLS, throttling or server fault."""
+
+    retryable = True
+
+
+class CheckpointError(FastloadError):
+    """The model's files are not what they must be."""
+
+
+class NoWeightsError(CheckpointError):
+    """Nothing that can be loaded stands under the URI."""
+
+
+class HeaderInvalidError(CheckpointError):
+    """Not a safetensors file, or one whose header is damaged."""
+
+
+class HeaderTooLargeError(HeaderInvalidError):
+    """The header's length field claims more than the format allows or the object has."""
+
+
+class ShardMissingError(CheckpointError):
+    """The index names a shard that is not there."""
+
+
+class ShardTruncatedError(CheckpointError):
+    """A shard's size is not what its header says."""
+
+
+class TensorMissingError(CheckpointError):
+    """A tensor is named that no shard has."""
+
+
+class TensorMismatchError(CheckpointError):
+    """A tensor's shape or dtype does not fit."""
+
+
+class TraceError(FastloadError):
+    """The engine did what a lazy tensor cannot stand for; reading eagerly still works."""
+
+
+class StagingError(FastloadError):
+    """Host memory for staging could not be had."""
+
+
+class OutOfBudgetError(StagingError):
+    """The memory budget cannot hold what must be held at once."""
+
+
+class DeadlineError(FastloadError):
+    """The whole load took longer than the configured deadline."""

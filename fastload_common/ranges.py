@@ -1,0 +1,57 @@
+"""Byte ranges and the identity of an object. Knows the standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["ByteRange", "ObjectId", "ReadRange"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ByteRange:
+    """The bytes ``[start, end)`` of an object. May be empty; never negative."""
+
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.end:
+            raise ValueError(f"not a byte range: [{self.start}, {self.end})")
+
+    @property
+    def size_bytes(self) -> int:
+        return self.end - self.start
+
+    def intersect(self, other: ByteRange) -> ByteRange | None:
+        """The common part, or None where there is none (touching is none)."""
+        start, end = max(self.start, other.start), min(self.end, other.end)
+        return ByteRange(start, end) if start < end else None
+
+    def contains(self, other: ByteRange) -> bool:
+        return self.start <= other.start and other.end <= self.end
+
+    def __str__(self) -> str:
+        return f"[{self.start}, {self.end})"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectId:
+    """One immutable state of one object.
+
+    Attributes:
+        uri: ``s3://bucket/key`` or an absolute ``file:///path``; safe to print.
+        etag: what pins this state: S3's ETag with its quotes, or for a file a token made of
+            inode, size and mtime. None where the store has none.
+        size_bytes: size of the whole object.
+        version_id: S3 version, where the bucket has versions.
+    """
+
+    uri: str
+    etag: str | None
+    size_bytes: int
+    version_id: str | None = None
+
+
+ReadRange = Callable[[ObjectId, ByteRange], bytes]
+"""Reads exactly the range, or raises a `SourceError`. For small reads such as headers."""

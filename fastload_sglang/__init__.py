@@ -1,0 +1,1 @@
+"""SGLang adapter of fastload. Not built yet: see the issue *SGLang*."""

@@ -1,0 +1,1 @@
+"""vLLM adapter of fastload."""
