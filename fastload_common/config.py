@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +146,6 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 _BY_NAME: dict[str, Option] = {option.name: option for option in OPTIONS}
-_DEFAULT: Callable[[str], Any] = lambda name: field(default=_BY_NAME[name].default)  # noqa: E731
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,21 +156,21 @@ class Settings:
     ``1.25 * concurrency * chunk_bytes``, bounded by the smallest cgroup limit.
     """
 
-    concurrency: int = _DEFAULT("concurrency")
-    chunk_bytes: int = _DEFAULT("chunk_bytes")
-    memory_bytes: int | None = _DEFAULT("memory_bytes")
-    merge_gap_bytes: int = _DEFAULT("merge_gap_bytes")
-    max_attempts: int = _DEFAULT("max_attempts")
-    connect_timeout_s: float = _DEFAULT("connect_timeout_s")
-    read_timeout_s: float = _DEFAULT("read_timeout_s")
-    deadline_s: float | None = _DEFAULT("deadline_s")
-    trace: str = _DEFAULT("trace")
-    anonymous: bool = _DEFAULT("anonymous")
-    cache_dir: Path | None = _DEFAULT("cache_dir")
-    cache_max_bytes: int = _DEFAULT("cache_max_bytes")
-    ignore_patterns: tuple[str, ...] = _DEFAULT("ignore_patterns")
-    report: Path | None = _DEFAULT("report")
-    progress: str = _DEFAULT("progress")
+    concurrency: int = _BY_NAME["concurrency"].default
+    chunk_bytes: int = _BY_NAME["chunk_bytes"].default
+    memory_bytes: int | None = _BY_NAME["memory_bytes"].default
+    merge_gap_bytes: int = _BY_NAME["merge_gap_bytes"].default
+    max_attempts: int = _BY_NAME["max_attempts"].default
+    connect_timeout_s: float = _BY_NAME["connect_timeout_s"].default
+    read_timeout_s: float = _BY_NAME["read_timeout_s"].default
+    deadline_s: float | None = _BY_NAME["deadline_s"].default
+    trace: str = _BY_NAME["trace"].default
+    anonymous: bool = _BY_NAME["anonymous"].default
+    cache_dir: Path | None = _BY_NAME["cache_dir"].default
+    cache_max_bytes: int = _BY_NAME["cache_max_bytes"].default
+    ignore_patterns: tuple[str, ...] = _BY_NAME["ignore_patterns"].default
+    report: Path | None = _BY_NAME["report"].default
+    progress: str = _BY_NAME["progress"].default
 
     def __post_init__(self) -> None:
         if self.memory_bytes is not None and self.memory_bytes < self.chunk_bytes:
