@@ -1,0 +1,42 @@
+"""Fixtures for all tests: a clean environment and the real S3 server."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from fastload_common.testing.s3_server import S3Server
+
+
+@pytest.fixture(autouse=True)
+def _no_foreign_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Keep the caller's AWS, proxy and fastload settings out of every test."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "FASTLOAD_")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    nowhere = tmp_path_factory.getbasetemp() / "no-aws"
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(nowhere / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(nowhere / "credentials"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """One real S3 server for the whole test run."""
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3_bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A new empty bucket, and the variables by which every client in this test finds it."""
+    for name, value in s3_server.environ().items():
+        monkeypatch.setenv(name, value)
+    bucket = f"b-{uuid.uuid4().hex[:16]}"
+    s3_server.make_bucket(bucket)
+    return bucket
