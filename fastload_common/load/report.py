@@ -1,0 +1,270 @@
+"""What one load did and where its time went: one line for a person, one JSON line for machines.
+
+A `LoadReport` belongs to one rank and one load. It is filled by whoever knows a number, and
+frozen by `LoadReport.finish`. `SCHEMA` is the documented form of the JSON (docs/report.md is
+generated from it). Knows nothing of sources, tensors or engines; never holds a secret.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fastload_common import __version__
+from fastload_common.clock import Clock, SystemClock
+from fastload_common.errors import FastloadError
+from fastload_common.units import GIB, format_size
+
+__all__ = ["PHASES", "SCHEMA", "SCHEMA_VERSION", "LoadReport"]
+
+logger = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 1
+
+PHASES: tuple[str, ...] = ("list", "headers", "trace", "plan", "fetch", "place", "finish")
+"""The phases of a load in their usual order; fetch and place interleave."""
+
+SCHEMA: dict[str, tuple[str, str]] = {
+    "schema": ("integer", "Version of this form; grows when a field changes its meaning."),
+    "fastload_version": ("string", "Version of fastload."),
+    "started_at": ("string", "UTC time when the load began, ISO 8601."),
+    "status": ("string", "`ok`, `failed`, or `running` where the load never ended."),
+    "error": ("string or null", "Class and message of the error that ended the load."),
+    "engine": ("string", "Engine that asked for the load, such as `vllm`."),
+    "engine_version": ("string", "Version of that engine."),
+    "uri": ("string", "The model: `s3://bucket/prefix` or a directory."),
+    "rank": ("integer", "Rank of this process among those that load the model."),
+    "world_size": ("integer", "How many ranks load the model."),
+    "wall_s": ("number", "Seconds from the start of the load to its end."),
+    "cpu_s": ("number", "CPU seconds (user and system) of this process in that time."),
+    "phases_s": (
+        "object",
+        "Seconds per phase: " + ", ".join(f"`{name}`" for name in PHASES) + ". A phase that "
+        "runs inside another one counts for itself only. Phases in other threads may overlap.",
+    ),
+    "model_bytes": ("integer", "Size of all tensors of the checkpoint."),
+    "needed_bytes": ("integer", "Bytes of the checkpoint that this rank needs."),
+    "fetched_bytes": ("integer", "Bytes that arrived in staging, each range once."),
+    "refetched_bytes": ("integer", "Bytes that arrived more than once because of retries."),
+    "over_read_bytes": ("integer", "Bytes fetched between needed ranges and used by nobody."),
+    "requests": ("integer", "Ranged requests sent for weights, retries included."),
+    "retries": ("integer", "Requests that repeat an earlier one."),
+    "latency_s": (
+        "object",
+        "Percentiles and counts of the requests as the transfer measured them; the keys name "
+        "their unit. Empty where nothing was fetched.",
+    ),
+    "settled_reads": ("integer", "Reads that the trace needed at once because of their value."),
+    "settled_bytes": ("integer", "Bytes of those reads."),
+    "eager_reason": ("string or null", "Why tensors were read whole instead of traced, if so."),
+    "tensors": ("integer", "Tensors handed to the engine."),
+    "transfers": ("integer", "Copies that the trace recorded."),
+    "peak_staging_bytes": ("integer", "Most staging memory held at once by this process."),
+    "settings": ("object", "Settings that are not at their default."),
+}
+"""Field of the JSON -> (type, meaning), in the order in which they are written."""
+
+
+@dataclass(slots=True)
+class _Frame:
+    """One open phase of one thread."""
+
+    name: str
+    started_s: float
+    inner_s: float = 0.0
+
+
+@dataclass
+class LoadReport:
+    """The report of one load by one rank.
+
+    The clock starts when the object is made. Counters are plain attributes: set or add to
+    them from the loading thread. Phases may be timed from any thread.
+
+    Args:
+        engine: name of the engine.
+        engine_version: its version, or "unknown".
+        uri: the model; must be safe to print.
+        rank: this process, ``0 <= rank < world_size``.
+        settings: settings that differ from their default (`Settings.changed`).
+        clock: time; the tests inject theirs.
+    """
+
+    engine: str
+    engine_version: str
+    uri: str
+    rank: int
+    _: KW_ONLY
+    world_size: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    clock: Clock = field(default_factory=SystemClock, repr=False)
+
+    model_bytes: int = 0
+    needed_bytes: int = 0
+    fetched_bytes: int = 0
+    refetched_bytes: int = 0
+    over_read_bytes: int = 0
+    requests: int = 0
+    retries: int = 0
+    latency_s: Mapping[str, float] = field(default_factory=dict)
+    settled_reads: int = 0
+    settled_bytes: int = 0
+    eager_reason: str | None = None
+    tensors: int = 0
+    transfers: int = 0
+    peak_staging_bytes: int = 0
+
+    status: str = field(default="running", init=False)
+    error: str | None = field(default=None, init=False)
+    wall_s: float = field(default=0.0, init=False)
+    cpu_s: float = field(default=0.0, init=False)
+    phases_s: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(PHASES, 0.0), init=False
+    )
+
+    def __post_init__(self) -> None:
+        self._started_at_s = self.clock.wall_s()
+        self._started_s = self.clock.monotonic_s()
+        self._started_cpu_s = self.clock.process_cpu_s()
+        self._lock = threading.Lock()
+        self._open = threading.local()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a block as (part of) a phase.
+
+        Times add up. A phase inside another one of the same thread is taken out of the outer
+        one, so that the phases of a single-threaded load never sum to more than its duration.
+
+        Raises:
+            ValueError: the name is not in `PHASES`.
+        """
+        self._check(name)
+        frames: list[_Frame] = self._open.__dict__.setdefault("frames", [])
+        frame = _Frame(name, self.clock.monotonic_s())
+        frames.append(frame)
+        try:
+            yield
+        finally:
+            frames.pop()
+            elapsed_s = self.clock.monotonic_s() - frame.started_s
+            self.add_seconds(name, elapsed_s - frame.inner_s)
+            if frames:
+                frames[-1].inner_s += elapsed_s
+
+    def add_seconds(self, name: str, seconds: float) -> None:
+        """Add to a phase what was measured elsewhere. Safe from any thread.
+
+        Raises:
+            ValueError: the name is not in `PHASES`.
+        """
+        self._check(name)
+        with self._lock:
+            self.phases_s[name] += seconds
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """End the load: freeze its duration and CPU time. A second call changes nothing.
+
+        Args:
+            error: what ended the load, or None when it succeeded.
+        """
+        if self.status != "running":
+            return
+        self.wall_s = self.clock.monotonic_s() - self._started_s
+        self.cpu_s = self.clock.process_cpu_s() - self._started_cpu_s
+        self.status = "ok" if error is None else "failed"
+        if error is not None:
+            # The text of foreign errors is not ours to vouch for: it may hold a signed URL.
+            known = isinstance(error, FastloadError)
+            self.error = f"{type(error).__name__}: {error}" if known else type(error).__name__
+
+    def summary_line(self) -> str:
+        """One line for the log, without the engine's prefix."""
+        seconds = self.wall_s or self.clock.monotonic_s() - self._started_s
+        speed = self.fetched_bytes / GIB / seconds if seconds > 0 else 0.0
+        head = "loaded" if self.status != "failed" else f"FAILED ({self.error}), read"
+        parts = [
+            f"fastload: rank {self.rank}/{self.world_size} {head} "
+            f"{_gib(self.fetched_bytes)} of {_gib(self.model_bytes)} from {self.uri} "
+            f"in {seconds:.2f} s ({speed:.2f} GiB/s)",
+            f"{self.requests} requests",
+            f"{self.retries} retries",
+            f"{format_size(self.over_read_bytes)} not needed",
+        ]
+        busy = [f"{name} {self.phases_s[name]:.2f}" for name in PHASES if self.phases_s[name] > 0]
+        if busy:
+            parts.append("seconds: " + " ".join(busy))
+        if self.settled_reads:
+            parts.append(f"{self.settled_reads} reads while tracing")
+        if self.eager_reason:
+            parts.append(f"read whole tensors: {self.eager_reason}")
+        return ", ".join(parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain data, with exactly the fields of `SCHEMA`, in its order."""
+        own = {
+            "schema": SCHEMA_VERSION,
+            "fastload_version": __version__,
+            "started_at": datetime.fromtimestamp(self._started_at_s, UTC).isoformat(
+                timespec="milliseconds"
+            ),
+            "phases_s": {name: round(value, 6) for name, value in self.phases_s.items()},
+            "wall_s": round(self.wall_s, 6),
+            "cpu_s": round(self.cpu_s, 6),
+            "latency_s": dict(self.latency_s),
+            "settings": {name: _plain(value) for name, value in self.settings.items()},
+        }
+        return {name: own[name] if name in own else getattr(self, name) for name in SCHEMA}
+
+    def to_json(self) -> str:
+        """The report as one line of JSON without a newline."""
+        return json.dumps(self.as_dict(), ensure_ascii=True, allow_nan=False, default=str)
+
+    def append_to(self, path: Path) -> None:
+        """Append the JSON line to a file that other ranks append to as well.
+
+        One write to a descriptor opened for appending, so that lines of several processes do
+        not mix. A failure is one warning: a report never ends a load.
+        """
+        try:
+            line = (self.to_json() + "\n").encode()
+            # O_NONBLOCK: a pipe without a reader must fail here, not block the load.
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+            descriptor = os.open(path, flags, 0o644)
+            try:
+                written_bytes = os.write(descriptor, line)
+            finally:
+                os.close(descriptor)
+            if written_bytes != len(line):
+                logger.warning(
+                    "fastload: the report in %s is cut: %d of %d bytes written",
+                    path,
+                    written_bytes,
+                    len(line),
+                )
+        except (OSError, ValueError) as error:
+            logger.warning("fastload: the report could not be written to %s: %s", path, error)
+
+    @staticmethod
+    def _check(name: str) -> None:
+        if name not in PHASES:
+            raise ValueError(f"unknown phase {name!r}; phases are {', '.join(PHASES)}")
+
+
+def _gib(size_bytes: int) -> str:
+    """GiB with digits that are left for small models, where a rounded 0.0 says nothing."""
+    return f"{size_bytes / GIB:.2f} GiB" if size_bytes >= GIB / 10 else format_size(size_bytes)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, Path) else value
