@@ -134,7 +134,7 @@ def write_tokenizer(directory: Path) -> None:
         "normalized": False,
         "special": True,
     }
-    document = {
+    document: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
