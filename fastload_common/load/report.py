@@ -59,9 +59,11 @@ SCHEMA: dict[str, tuple[str, str]] = {
     "retries": ("integer", "Requests that repeat an earlier one."),
     "latency_s": (
         "object",
-        "Percentiles and counts of the requests as the transfer measured them; the keys name "
-        "their unit. Empty where nothing was fetched.",
+        "Seconds of successful requests: `first_byte` (until the reply's head) and `total` (until "
+        "the last byte), each with `p50`, `p90`, `p99` and `max`. Empty where nothing was fetched.",
     ),
+    "new_connections": ("integer", "Connections that had to be opened."),
+    "request_errors": ("object", "Failed requests by class of error; most were asked again."),
     "settled_reads": ("integer", "Reads that the trace needed at once because of their value."),
     "settled_bytes": ("integer", "Bytes of those reads."),
     "eager_reason": ("string or null", "Why tensors were read whole instead of traced, if so."),
@@ -114,7 +116,9 @@ class LoadReport:
     over_read_bytes: int = 0
     requests: int = 0
     retries: int = 0
-    latency_s: Mapping[str, float] = field(default_factory=dict)
+    latency_s: Mapping[str, Any] = field(default_factory=dict)
+    new_connections: int = 0
+    request_errors: Mapping[str, int] = field(default_factory=dict)
     settled_reads: int = 0
     settled_bytes: int = 0
     eager_reason: str | None = None
@@ -170,6 +174,21 @@ class LoadReport:
         with self._lock:
             self.phases_s[name] += seconds
 
+    def take_transfer(self, snapshot: Mapping[str, Any]) -> None:
+        """Take over the numbers of `TransferStats.snapshot`; a later call replaces them.
+
+        Does not touch ``fetched_bytes``: what arrived twice is no progress.
+        """
+        self.requests = snapshot["requests"]
+        self.retries = snapshot["retries"]
+        self.refetched_bytes = snapshot["bytes_refetched"]
+        self.new_connections = snapshot["new_connections"]
+        self.request_errors = dict(snapshot["errors"])
+        self.latency_s = {
+            "first_byte": dict(snapshot["first_byte_s"]),
+            "total": dict(snapshot["total_s"]),
+        }
+
     def finish(self, error: BaseException | None = None) -> None:
         """End the load: freeze its duration and CPU time. A second call changes nothing.
 
@@ -220,6 +239,7 @@ class LoadReport:
             "wall_s": round(self.wall_s, 6),
             "cpu_s": round(self.cpu_s, 6),
             "latency_s": dict(self.latency_s),
+            "request_errors": dict(self.request_errors),
             "settings": {name: _plain(value) for name, value in self.settings.items()},
         }
         return {name: own[name] if name in own else getattr(self, name) for name in SCHEMA}

@@ -14,6 +14,8 @@ import pytest
 
 from fastload_common.errors import SourceUnavailableError
 from fastload_common.load.report import PHASES, SCHEMA, LoadReport
+from fastload_common.source.base import Receipt
+from fastload_common.transfer.stats import TransferStats
 from fastload_common.units import GIB, MIB
 
 
@@ -129,6 +131,22 @@ def test_json_has_exactly_the_fields_of_the_schema(report: LoadReport) -> None:
         "ignore_patterns": ["a", "b"],
     }
     assert entry["started_at"] == "2027-01-15T08:00:00.250+00:00"
+
+
+def test_the_numbers_of_the_transfer_are_taken_over(report: LoadReport) -> None:
+    stats = TransferStats()
+    receipt = Receipt(size_bytes=100, first_byte_s=0.5, total_s=2.0, new_connection=True)
+    stats.request_started(is_retry=False)
+    stats.request_failed("SourceUnavailableError", 40, is_retry=False)
+    stats.request_started(is_retry=True)
+    stats.request_done(receipt, is_retry=True)
+    report.take_transfer(stats.snapshot())
+    entry = json.loads(report.to_json())
+    assert (entry["requests"], entry["retries"], entry["new_connections"]) == (2, 1, 1)
+    assert entry["refetched_bytes"] == 100
+    assert entry["request_errors"] == {"SourceUnavailableError": 1}
+    assert entry["latency_s"]["first_byte"]["max"] == 0.5
+    assert entry["latency_s"]["total"] == {"p50": 2.0, "p90": 2.0, "p99": 2.0, "max": 2.0}
 
 
 def test_finish_freezes_time_once(report: LoadReport, clock: ManualClock) -> None:
