@@ -1,0 +1,218 @@
+"""Staging memory: a fixed set of equal slots that are leased, filled, placed and given back.
+
+Guarantees: at most ``slot_bytes * slot_count`` bytes, ever; a slot's pages are reserved and
+populated before it is first handed out, so writing to it can neither raise SIGBUS nor fault.
+Slots are re-used last in, first out: a load that needs few slots at once touches few pages.
+
+The memory is a memfd, so that other ranks of the node can map it. It is accounted to this
+process's memory and does not use ``/dev/shm``, which has 64 MB in a container.
+
+Must not know: URIs, requests, tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import mmap
+import os
+import threading
+
+from fastload_common.errors import OutOfBudgetError
+from fastload_common.units import MIB, format_size
+
+__all__ = ["Arena", "Slot"]
+
+_log = logging.getLogger(__name__)
+
+# madvise(2), Linux 5.14; Python has no name for it.
+_MADV_POPULATE_WRITE = 23
+# `mmap.madvise` holds the GIL: populate in steps of about a millisecond.
+_POPULATE_STEP_BYTES = 2 * MIB
+# A stop event alone cannot wake a waiter; `Arena.wake` does so at once, this is the safety net.
+_STOP_POLL_S = 0.25
+
+
+class Slot:
+    """One leased piece of staging memory. The lessee owns it until `release`.
+
+    Attributes:
+        memory: writable, exactly the arena's ``slot_bytes``. Its contents are undefined.
+    """
+
+    __slots__ = ("_arena", "_index", "_leased", "memory")
+
+    def __init__(self, arena: Arena, index: int, memory: memoryview) -> None:
+        self._arena = arena
+        self._index = index
+        self._leased = True
+        self.memory = memory
+
+    def release(self) -> None:
+        """Give the slot back; the memory must not be touched afterwards. Safe to call twice."""
+        # Turns use after release into an error, except through views made from this one.
+        with contextlib.suppress(BufferError):
+            self.memory.release()
+        self._arena._take_back(self)
+
+
+class Arena:
+    """A fixed number of equal slots. Every method may be called from any thread.
+
+    Args:
+        slot_bytes: size of one slot; the longest range that one request may ask for.
+        slot_count: how many slots may be leased at once.
+
+    Raises:
+        OutOfBudgetError: the address space cannot be had.
+    """
+
+    def __init__(self, slot_bytes: int, slot_count: int) -> None:
+        if slot_bytes < 1 or slot_count < 1:
+            raise ValueError(f"not an arena: {slot_count} slots of {slot_bytes} bytes")
+        self.slot_bytes = slot_bytes
+        self.slot_count = slot_count
+        # Slots start on pages, so that they can be populated and registered one by one.
+        self._stride_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._fd, self._map = _map_memory(self._stride_bytes * slot_count)
+        self._view = memoryview(self._map)
+        self._changed = threading.Condition()
+        self._free: list[int] = []
+        self._untouched = 0  # slots from this index on were never leased
+        self._leased = 0
+        self._peak_leased = 0
+        self._closed = False
+
+    @property
+    def peak_leased_bytes(self) -> int:
+        """The most bytes that were leased at one time."""
+        return self._peak_leased * self.slot_bytes
+
+    @property
+    def leased_count(self) -> int:
+        """Slots leased now."""
+        return self._leased
+
+    def lease(self, stop: threading.Event | None = None) -> Slot | None:
+        """Wait for a free slot.
+
+        Args:
+            stop: ends the waiting when it is set (at once with `wake`).
+
+        Returns:
+            The slot, which the caller must release; None if ``stop`` is set or the arena is
+            closed.
+
+        Raises:
+            OutOfBudgetError: the memory behind a new slot cannot be had.
+        """
+        with self._changed:
+            while not (self._free or self._untouched < self.slot_count):
+                if self._closed or (stop is not None and stop.is_set()):
+                    return None
+                self._changed.wait(None if stop is None else _STOP_POLL_S)
+            if self._closed or (stop is not None and stop.is_set()):
+                return None
+            is_new = not self._free
+            index = self._untouched if is_new else self._free.pop()
+            self._untouched += is_new
+            slot = self._hand_out(index)
+        if is_new:
+            try:
+                self._populate(index)
+            except BaseException:
+                slot.release()
+                raise
+        return slot
+
+    def wake(self) -> None:
+        """Let every waiting `lease` look at its stop event now."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Give the memory back. Waiting leases return None.
+
+        Memory that is still in use (a slot not released, a view or tensor over one) stays
+        mapped until its last user drops it. Safe to call twice.
+        """
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify_all()
+            if self._leased == 0:
+                self._unmap()
+
+    def _hand_out(self, index: int) -> Slot:
+        self._leased += 1
+        self._peak_leased = max(self._peak_leased, self._leased)
+        start = index * self._stride_bytes
+        return Slot(self, index, self._view[start : start + self.slot_bytes])
+
+    def _take_back(self, slot: Slot) -> None:
+        with self._changed:
+            if not slot._leased:
+                return
+            slot._leased = False
+            self._leased -= 1
+            self._free.append(slot._index)
+            if not self._closed:
+                self._changed.notify()
+            elif self._leased == 0:
+                self._unmap()
+
+    def _populate(self, index: int) -> None:
+        """Reserve and map the pages of a slot that was never used."""
+        start = index * self._stride_bytes
+        if self._fd is not None:
+            try:
+                # Fails with an error where touching the pages would fail with SIGBUS.
+                os.posix_fallocate(self._fd, start, self._stride_bytes)
+            except OSError as error:
+                raise OutOfBudgetError(
+                    f"could not reserve staging slot {index + 1} of {self.slot_count} "
+                    f"({format_size(self.slot_bytes)} each): {error.strerror}",
+                    hint="lower FASTLOAD_MEMORY_BYTES or give the container more memory",
+                ) from error
+        end = start + self._stride_bytes
+        # Without it (old kernel) the pages are mapped one fault at a time: slower, still right.
+        with contextlib.suppress(OSError):
+            for step in range(start, end, _POPULATE_STEP_BYTES):
+                size_bytes = min(_POPULATE_STEP_BYTES, end - step)
+                self._map.madvise(_MADV_POPULATE_WRITE, step, size_bytes)
+
+    def _unmap(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+        self._view.release()
+        # A view that somebody still holds keeps the mapping; the last one to go unmaps it.
+        with contextlib.suppress(BufferError):
+            self._map.close()
+
+
+def _map_memory(size_bytes: int) -> tuple[int | None, mmap.mmap]:
+    """Map shared memory behind a memfd, or private memory where there is no memfd."""
+    fd: int | None = None
+    try:
+        fd = os.memfd_create("fastload-staging", os.MFD_CLOEXEC)
+        os.ftruncate(fd, size_bytes)
+        return fd, mmap.mmap(fd, size_bytes)
+    except (AttributeError, OSError) as error:
+        if fd is not None:
+            os.close(fd)
+        _log_fallback(str(error))
+    try:
+        return None, mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise OutOfBudgetError(
+            f"could not map {format_size(size_bytes)} of staging memory: {error.strerror}",
+            hint="lower FASTLOAD_MEMORY_BYTES or raise the limit on address space (ulimit -v)",
+        ) from error
+
+
+@functools.cache
+def _log_fallback(reason: str) -> None:
+    _log.warning("no memfd for staging memory (%s): private memory is used instead", reason)

@@ -1,0 +1,186 @@
+"""How much host memory one process may use for staging. Reads the kernel's files, nothing else.
+
+The limit that counts is the container's, not the machine's: the smallest of the cgroup's own
+and its ancestors' limits (v1 and v2, ``memory.high`` too), and what is available now.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from fastload_common.config import Settings
+from fastload_common.errors import OutOfBudgetError
+from fastload_common.units import KIB, format_size
+
+__all__ = ["MemoryBudget", "MemoryLimit", "read_kernel_file", "smallest_limit", "staging_budget"]
+
+_log = logging.getLogger(__name__)
+
+ReadText = Callable[[str], str | None]
+
+# The rest belongs to the model (on a CPU), the engine and its other processes.
+_SHARE = 4
+# An explicit budget above this part of the limit is taken, with a warning.
+_WARN_SHARE = 2
+# Slots wait for the consumer while others are being filled.
+_SLACK = 1.25
+# cgroup v1 says "no limit" with the largest multiple of a page in 63 bits.
+_UNLIMITED_BYTES = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """Staging memory for one process: ``bytes``, and why it is that much (for the log)."""
+
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """A limit in bytes and the file that states it."""
+
+    bytes: int
+    origin: str
+
+
+def read_kernel_file(path: str) -> str | None:
+    """The text of a file under /proc or /sys; None where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def staging_budget(
+    settings: Settings, local_world_size: int = 1, read_text: ReadText = read_kernel_file
+) -> MemoryBudget:
+    """The staging memory of this process.
+
+    ``memory_bytes`` where it is set. Else the smaller of ``concurrency x chunk_bytes x 1.25``
+    and a quarter of the smallest memory limit divided by the ranks of this node.
+
+    Args:
+        settings: concurrency, chunk_bytes, memory_bytes.
+        local_world_size: ranks on this node, which share the limit; at least 1.
+        read_text: reads a kernel file (tests give a made-up tree).
+
+    Raises:
+        OutOfBudgetError: the limit leaves less than one chunk.
+    """
+    limit = smallest_limit(read_text)
+    if settings.memory_bytes is not None:
+        _warn_if_too_large(settings.memory_bytes, local_world_size, limit)
+        return MemoryBudget(settings.memory_bytes, "memory_bytes is set")
+    wanted_bytes = int(settings.concurrency * settings.chunk_bytes * _SLACK)
+    wanted = (
+        f"{settings.concurrency} requests x {format_size(settings.chunk_bytes)} + {_SLACK - 1:.0%}"
+    )
+    if limit is None:
+        return MemoryBudget(wanted_bytes, f"{wanted} (no memory limit found)")
+    share_bytes = limit.bytes // _SHARE // local_world_size
+    share = (
+        f"a quarter of {format_size(limit.bytes)} ({limit.origin}) / {local_world_size} local ranks"
+    )
+    if wanted_bytes <= share_bytes:
+        return MemoryBudget(wanted_bytes, wanted)
+    if share_bytes < settings.chunk_bytes:
+        raise OutOfBudgetError(
+            f"staging may take {share}, which is {format_size(share_bytes)}: less than one chunk "
+            f"of {format_size(settings.chunk_bytes)}",
+            hint="lower FASTLOAD_CHUNK_BYTES, raise the memory limit, or set FASTLOAD_MEMORY_BYTES",
+        )
+    return MemoryBudget(share_bytes, share)
+
+
+def smallest_limit(read_text: ReadText = read_kernel_file) -> MemoryLimit | None:
+    """The smallest memory limit on this process, or the memory available now if that is less."""
+    limits = [
+        MemoryLimit(size_bytes, path)
+        for path in _limit_files(read_text)
+        if (size_bytes := _parse_limit(read_text(path))) is not None
+    ]
+    available_bytes = _available_bytes(read_text("/proc/meminfo"))
+    if available_bytes is not None:
+        limits.append(MemoryLimit(available_bytes, "MemAvailable of /proc/meminfo"))
+    return min(limits, key=lambda limit: limit.bytes, default=None)
+
+
+def _warn_if_too_large(memory_bytes: int, ranks: int, limit: MemoryLimit | None) -> None:
+    total_bytes = memory_bytes * ranks
+    if limit is None or total_bytes <= limit.bytes // _WARN_SHARE:
+        return
+    _log.warning(
+        "FASTLOAD_MEMORY_BYTES: %s x %d local ranks = %s of staging memory, but the memory limit "
+        "is %s (%s); the kernel may kill this container while it loads",
+        format_size(memory_bytes),
+        ranks,
+        format_size(total_bytes),
+        format_size(limit.bytes),
+        limit.origin,
+    )
+
+
+def _limit_files(read_text: ReadText) -> Iterator[str]:
+    """The limit files of this process's cgroups and all their visible ancestors."""
+    paths = dict(_cgroup_paths(read_text("/proc/self/cgroup") or ""))
+    for version, root, mount_point in _cgroup_mounts(read_text("/proc/self/mountinfo") or ""):
+        if version not in paths:
+            continue
+        names = ("memory.max", "memory.high") if version == 2 else ("memory.limit_in_bytes",)
+        relative = _below(paths[version], root)
+        while True:
+            for name in names:
+                yield posixpath.join(mount_point, relative, name)
+            if not relative:
+                break
+            relative = posixpath.dirname(relative)
+
+
+def _cgroup_paths(text: str) -> Iterator[tuple[int, str]]:
+    """Version and path of the cgroups that account for this process's memory."""
+    for line in text.splitlines():
+        hierarchy, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if hierarchy == "0" and controllers == "":
+            yield 2, path
+        elif "memory" in controllers.split(","):
+            yield 1, path
+
+
+def _cgroup_mounts(text: str) -> Iterator[tuple[int, str, str]]:
+    """Version, root inside the hierarchy, and mount point of each cgroup file system."""
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(), after.split()
+        if len(fields) < 5 or len(kind) < 3:
+            continue
+        if kind[0] == "cgroup2":
+            yield 2, fields[3], fields[4]
+        elif kind[0] == "cgroup" and "memory" in kind[2].split(","):
+            yield 1, fields[3], fields[4]
+
+
+def _below(path: str, root: str) -> str:
+    """The cgroup's path relative to what is mounted; "" where only that itself is visible."""
+    relative = posixpath.relpath(path, root) if path.startswith("/") else ""
+    return "" if relative == "." or relative.startswith("..") or "/.." in path else relative
+
+
+def _parse_limit(text: str | None) -> int | None:
+    if text is None or not text.strip().isdigit():
+        return None  # absent, or "max"
+    size_bytes = int(text)
+    return size_bytes if size_bytes < _UNLIMITED_BYTES else None
+
+
+def _available_bytes(meminfo: str | None) -> int | None:
+    for line in (meminfo or "").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable" and value.split():
+            return int(value.split()[0]) * KIB
+    return None

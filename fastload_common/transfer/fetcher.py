@@ -1,0 +1,123 @@
+"""Chunks in, filled staging slots out: the seam between the loader and the network.
+
+How the bytes are received stands behind `Fetcher.fetch` and nowhere else. At present threads
+of this process do it.
+
+Must not know: tensors, safetensors, ranks.
+"""
+
+from __future__ import annotations
+
+import random as random_module
+import weakref
+from collections.abc import Callable, Generator, Iterable
+from types import TracebackType
+
+from fastload_common.clock import Clock
+from fastload_common.errors import OutOfBudgetError
+from fastload_common.plan.records import Chunk
+from fastload_common.source.base import ObjectSource
+from fastload_common.transfer.policy import TransferPolicy
+from fastload_common.transfer.run import Filled, Run, Staging, StagingSlot
+from fastload_common.transfer.stats import TransferStats
+from fastload_common.transfer.workers import Worker, WorkerPool
+
+__all__ = ["Fetcher", "Filled", "Staging", "StagingSlot"]
+
+
+class Fetcher:
+    """Fetches chunks into staging memory, many at once, with retries.
+
+    Threads start with the first `fetch` and keep their connections until `close`. A fetcher
+    that is dropped without `close` ends them too, and never keeps the interpreter from ending.
+
+    Args:
+        source: gives each worker its receiver; not closed by the fetcher.
+        arena: staging memory; not closed by the fetcher.
+        policy: concurrency, attempts, waits, deadline.
+        clock: time for back-off and deadline.
+        stats: counts every request.
+        random: draws from ``[0, 1)`` for the jitter.
+        started_s: the clock's reading when the load began; the deadline counts from it.
+            Default: now.
+    """
+
+    def __init__(
+        self,
+        source: ObjectSource,
+        arena: Staging,
+        policy: TransferPolicy,
+        clock: Clock,
+        stats: TransferStats,
+        *,
+        random: Callable[[], float] = random_module.random,
+        started_s: float | None = None,
+    ) -> None:
+        self._slot_bytes = arena.slot_bytes
+        self._clock = clock
+        self._limit_s = policy.deadline_s
+        started_s = clock.monotonic_s() if started_s is None else started_s
+        self._deadline_s = None if policy.deadline_s is None else started_s + policy.deadline_s
+        self._pool = WorkerPool(
+            lambda: Worker(source, arena, policy, clock, stats, random), arena, policy.concurrency
+        )
+        # Runs when the fetcher is collected, and at the interpreter's exit.
+        self._finalizer = weakref.finalize(self, self._pool.stop)
+
+    def fetch(self, chunks: Iterable[Chunk]) -> Generator[Filled, None, None]:
+        """Fetch all chunks; yields each as it arrives, not in the order given.
+
+        Requests begin in the order given, at the first ``next``. Memory bounds how many are
+        filled and not yet released, so the consumer must release while it iterates: with all
+        slots in its hands it would wait for ever. When the iterator ends, is closed or raises,
+        no request is in flight and every slot is back, except those the consumer holds.
+
+        One fetch at a time; it may be called from any one thread.
+
+        Args:
+            chunks: not empty ranges, each at most the arena's slot size.
+
+        Raises:
+            OutOfBudgetError: a chunk is larger than a slot (at once, before any request).
+            SourceError: the first one that is permanent or has used up its attempts, as it
+                was raised; further failures are its notes.
+            DeadlineError: the load's deadline has passed.
+        """
+        queued = list(chunks)
+        for chunk in queued:
+            if not 0 < chunk.byte_range.size_bytes <= self._slot_bytes:
+                raise OutOfBudgetError(
+                    f"a chunk of {chunk.byte_range.size_bytes} bytes was planned for staging "
+                    f"slots of {self._slot_bytes} bytes",
+                    hint="this is a fault of fastload: please report it",
+                    object=chunk.object_id.uri,
+                    range=str(chunk.byte_range),
+                )
+        return self._fetch(queued)
+
+    def close(self) -> None:
+        """End all requests, threads and connections. Safe to call twice."""
+        self._pool.close()
+        self._finalizer.detach()
+
+    def __enter__(self) -> Fetcher:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _fetch(self, chunks: list[Chunk]) -> Generator[Filled, None, None]:
+        if not chunks:
+            return
+        run = Run(chunks, self._clock, deadline_s=self._deadline_s, limit_s=self._limit_s)
+        self._pool.begin(run, len(chunks))
+        try:
+            for _ in chunks:
+                yield run.next_filled()
+        finally:
+            self._pool.finish(run)
