@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 from fastload_common.checkpoint.dtypes import DTYPE_BITS
 from fastload_common.checkpoint.looks_like import looks_like
 from fastload_common.checkpoint.records import TensorEntry
-from fastload_common.checkpoint.strict_json import MAX_DEPTH, Pairs, depth_of, parse_json
+from fastload_common.checkpoint.strict_json import Pairs, check_limits, parse_json
+from fastload_common.checkpoint.wording import short
 from fastload_common.errors import HeaderInvalidError, HeaderTooLargeError, ShardTruncatedError
 from fastload_common.ranges import ByteRange, ObjectId
 
@@ -234,7 +235,7 @@ def _metadata(value: Any) -> dict[str, str]:
     metadata = dict(value)
     for key, item in value:
         if not isinstance(item, str):
-            raise ValueError(f"{_METADATA} {_short(key)} is {_kind(item)}, not a string")
+            raise ValueError(f"{_METADATA} {short(key)} is {_kind(item)}, not a string")
     return metadata
 
 
@@ -244,15 +245,15 @@ def _info(name: str, value: Any) -> _Info:
     if isinstance(dtype, tuple) and len(dtype) == 1 and dtype[0][1] is None:
         dtype = dtype[0][0]  # {"F32": null} is an odd spelling that the reference takes
     if not isinstance(dtype, str):
-        raise ValueError(f"tensor {_short(name)}: dtype is {_kind(dtype)}, not a string")
+        raise ValueError(f"tensor {short(name)}: dtype is {_kind(dtype)}, not a string")
     if dtype not in DTYPE_BITS:
         raise ValueError(
-            f"tensor {_short(name)}: unknown dtype {_short(dtype)} (known: {', '.join(DTYPE_BITS)})"
+            f"tensor {short(name)}: unknown dtype {short(dtype)} (known: {', '.join(DTYPE_BITS)})"
         )
     if not _are_sizes(shape):
-        raise ValueError(f"tensor {_short(name)}: shape is not a list of sizes")
+        raise ValueError(f"tensor {short(name)}: shape is not a list of sizes")
     if not _are_sizes(offsets) or len(offsets) != 2:
-        raise ValueError(f"tensor {_short(name)}: data_offsets are not two sizes")
+        raise ValueError(f"tensor {short(name)}: data_offsets are not two sizes")
     return dtype, tuple(shape), offsets[0], offsets[1]
 
 
@@ -261,18 +262,17 @@ def _fields(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, list) and len(value) == len(_FIELDS):
         return dict(zip(_FIELDS, value, strict=True))  # the reference takes this spelling too
     if not isinstance(value, tuple):
-        raise ValueError(f"tensor {_short(name)}: the entry is {_kind(value)}, not an object")
+        raise ValueError(f"tensor {short(name)}: the entry is {_kind(value)}, not an object")
     fields = dict(value)
     for required in _FIELDS:
         if required not in fields:
-            raise ValueError(f"tensor {_short(name)}: no {required}")
+            raise ValueError(f"tensor {short(name)}: no {required}")
     if len(value) != len(_FIELDS):
         for required in _FIELDS:
             if sum(key == required for key, _ in value) > 1:
-                raise ValueError(f"tensor {_short(name)}: {required} stands there twice")
-        # The entry itself is the second container.
-        if any(depth_of(extra) > MAX_DEPTH - 2 for _, extra in value):
-            raise ValueError(f"tensor {_short(name)}: nested too deeply")
+                raise ValueError(f"tensor {short(name)}: {required} stands there twice")
+        for _, extra in value:
+            check_limits(extra, outer_depth=2)
     return fields
 
 
@@ -298,7 +298,7 @@ def _check_layout(infos: list[tuple[str, _Info]]) -> int:
             problem = "overlaps the one before" if start < position else "leaves a hole"
             if end < start:
                 problem = "ends before it begins"
-            raise ValueError(f"tensor {_short(name)} at [{start}, {end}) {problem}")
+            raise ValueError(f"tensor {short(name)} at [{start}, {end}) {problem}")
         position = end
         bits = DTYPE_BITS[dtype]
         elements = 1
@@ -308,10 +308,10 @@ def _check_layout(infos: list[tuple[str, _Info]]) -> int:
             if elements > _U64_MAX:
                 break
         if elements > _U64_MAX or elements * bits > _U64_MAX:
-            raise ValueError(f"tensor {_short(name)}: shape {_short(shape)} overflows 64 bits")
+            raise ValueError(f"tensor {short(name)}: shape {short(shape)} overflows 64 bits")
         if elements * bits != (end - start) * 8:
             raise ValueError(
-                f"tensor {_short(name)}: {dtype} of shape {_short(shape)} takes {elements * bits} "
+                f"tensor {short(name)}: {dtype} of shape {short(shape)} takes {elements * bits} "
                 f"bits, its range [{start}, {end}) holds {(end - start) * 8}"
             )
     return position
@@ -327,9 +327,3 @@ def _kind(value: Any) -> str:
         if isinstance(value, kind):
             return word
     return "null" if value is None else "a number"
-
-
-def _short(value: Any) -> str:
-    """What a hostile file says, cut to a length that fits a log line."""
-    text = repr(value)
-    return text if len(text) <= 160 else f"{text[:150]}...({len(text)} characters)"

@@ -1,0 +1,90 @@
+"""Say why a folder has no weights that can be loaded, and what to do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastload_common.checkpoint.wording import enumerate_some
+from fastload_common.errors import NoWeightsError
+
+__all__ = ["no_weights"]
+
+_CONVERT = (
+    "only safetensors are loaded; convert the model, e.g. with transformers' "
+    "save_pretrained(..., safe_serialization=True)"
+)
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_OTHER_FORMATS = (".onnx", ".h5", ".msgpack", ".npz", ".tflite")
+
+
+def no_weights(
+    root: str,
+    keys: Sequence[str],
+    *,
+    prefer: str = "hf",
+    patterns: Sequence[str] | None = None,
+) -> NoWeightsError:
+    """Describe what stands there instead of weights.
+
+    Args:
+        root: the source's root.
+        keys: all that was listed.
+        prefer: the set that was asked for.
+        patterns: the globs that were asked for.
+    """
+    found, hint = _instead(root, keys, prefer, patterns)
+    return NoWeightsError(f"no safetensors weights to load in {root}: {found}", hint=hint)
+
+
+def _instead(
+    root: str, keys: Sequence[str], prefer: str, patterns: Sequence[str] | None
+) -> tuple[str, str]:
+    if not keys:
+        return (
+            "nothing stands there",
+            "check bucket and prefix; weights are looked for directly under it, not in folders",
+        )
+    level = [key for key in keys if "/" not in key]
+    safetensors = [key for key in level if key.endswith(".safetensors")]
+    if patterns is not None and safetensors:
+        return (
+            f"no .safetensors file is chosen by the patterns {', '.join(patterns)}; it has "
+            f"{enumerate_some(safetensors)}",
+            "change the patterns",
+        )
+    consolidated = [key for key in safetensors if key.startswith("consolidated")]
+    adapters = [key for key in level if key.startswith("adapter_")]
+    if prefer == "mistral" and len(safetensors) > len(consolidated) and not consolidated:
+        return (
+            f"the Mistral format was asked for, but there is no consolidated*.safetensors, only "
+            f"{enumerate_some(safetensors)}",
+            "ask for the Hugging Face format (e.g. --config-format hf)",
+        )
+    if consolidated and prefer == "hf":
+        return (
+            f"only Mistral's own format, {enumerate_some(consolidated)}",
+            "ask for the Mistral format (e.g. --config-format mistral --tokenizer-mode mistral)",
+        )
+    for what, files, todo in (
+        ("a GGUF model", _ending(level, (".gguf",)), "use the engine's own GGUF loader"),
+        ("pickles", _ending(level, _PICKLES, but="adapter_"), _CONVERT),
+        ("another format", _ending(level, _OTHER_FORMATS), _CONVERT),
+        ("a LoRA adapter", adapters, "serve its base model and pass the adapter as LoRA module"),
+        ("files that are excluded", safetensors, "check FASTLOAD_IGNORE_PATTERNS"),
+    ):
+        if files:
+            return f"it holds {what}: {enumerate_some(files)}", todo
+    folders = sorted({key.split("/")[0] + "/" for key in keys if "/" in key})
+    if folders and not level:
+        return (
+            f"only folders: {enumerate_some(folders)}",
+            f"give one of them, e.g. {root}/{folders[0]}",
+        )
+    return (
+        f"it holds {enumerate_some(level)}",
+        "give the folder in which the .safetensors files stand",
+    )
+
+
+def _ending(keys: Sequence[str], suffixes: tuple[str, ...], but: str = "\0") -> list[str]:
+    return [key for key in keys if key.endswith(suffixes) and not key.startswith(but)]
