@@ -1,1 +1,1 @@
-
+"""Joins the parts into one load; the facade that adapters see."""
