@@ -1,1 +1,1 @@
-
+"""Host memory that chunks land in, within one budget."""
