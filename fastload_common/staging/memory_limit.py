@@ -27,6 +27,8 @@ _SHARE = 4
 _WARN_SHARE = 2
 # Slots wait for the consumer while others are being filled.
 _SLACK = 1.25
+# v1 tells of ancestors that this container cannot see in a line of memory.stat.
+_FILES = {1: ("memory.limit_in_bytes", "memory.stat"), 2: ("memory.max", "memory.high")}
 # cgroup v1 says "no limit" with the largest multiple of a page in 63 bits.
 _UNLIMITED_BYTES = 1 << 60
 
@@ -131,7 +133,7 @@ def _limit_files(read_text: ReadText) -> Iterator[str]:
     for version, root, mount_point in _cgroup_mounts(read_text("/proc/self/mountinfo") or ""):
         if version not in paths:
             continue
-        names = ("memory.max", "memory.high") if version == 2 else ("memory.limit_in_bytes",)
+        names = _FILES[version]
         relative = _below(paths[version], root)
         while True:
             for name in names:
@@ -172,6 +174,9 @@ def _below(path: str, root: str) -> str:
 
 
 def _parse_limit(text: str | None) -> int | None:
+    for line in (text or "").splitlines():
+        if line.startswith("hierarchical_memory_limit "):
+            text = line.split()[1]
     if text is None or not text.strip().isdigit():
         return None  # absent, or "max"
     size_bytes = int(text)

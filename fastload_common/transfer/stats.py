@@ -38,9 +38,9 @@ class LatencyHistogram:
         seen = 0
         for bucket, count in enumerate(self._counts):
             seen += count
-            if count and seen >= rank:
+            if count and seen >= rank and bucket < _BUCKETS - 1:
                 return min(_FIRST_BUCKET_S * _GROWTH**bucket, self._max_s)
-        return self._max_s
+        return self._max_s  # the last bucket has no upper bound
 
     def snapshot(self) -> dict[str, float]:
         """``p50``, ``p90``, ``p99`` and ``max``, in seconds."""

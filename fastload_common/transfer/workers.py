@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import sys
 import threading
 from collections.abc import Callable
 
@@ -274,6 +275,8 @@ class WorkerPool:
             worker.abort(run)
 
     def _abort_until_idle(self, run: Run) -> None:
+        if sys.is_finalizing():
+            return  # the threads are frozen already
         for _ in range(round(_IDLE_TIMEOUT_S / _ABORT_REPEAT_S)):
             if run.wait_idle(_ABORT_REPEAT_S):
                 return

@@ -1,0 +1,225 @@
+"""The arena: bounded, re-used, never a crash."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import logging
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+from pytest_mock import MockerFixture
+
+from fastload_common.errors import OutOfBudgetError
+from fastload_common.staging import arena as arena_module
+from fastload_common.staging.arena import Arena, Slot
+
+SLOT_BYTES = 100_000  # not a multiple of a page on purpose
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    made = Arena(SLOT_BYTES, 3)
+    yield made
+    made.close()
+
+
+def lease(arena: Arena) -> Slot:
+    slot = arena.lease(threading.Event())
+    assert slot is not None
+    return slot
+
+
+def reserved_bytes(arena: Arena) -> int:
+    assert arena._fd is not None
+    return os.fstat(arena._fd).st_blocks * 512
+
+
+def test_slots_are_writable_whole_and_apart(arena: Arena) -> None:
+    slots = [lease(arena) for _ in range(3)]
+    for number, slot in enumerate(slots):
+        assert len(slot.memory) == SLOT_BYTES
+        slot.memory[:] = bytes([number + 1]) * SLOT_BYTES
+    assert [set(bytes(slot.memory)) for slot in slots] == [{1}, {2}, {3}]
+
+
+def test_memory_is_a_memfd_and_not_dev_shm(arena: Arena) -> None:
+    assert os.readlink(f"/proc/self/fd/{arena._fd}").startswith("/memfd:")
+
+
+def test_the_last_released_slot_is_used_first_and_few_pages_are_touched(arena: Arena) -> None:
+    assert reserved_bytes(arena) == 0
+    for _ in range(10):
+        slot = lease(arena)
+        slot.memory[:] = b"x" * SLOT_BYTES
+        slot.release()
+    assert SLOT_BYTES <= reserved_bytes(arena) < 2 * SLOT_BYTES
+    assert arena.peak_leased_bytes == SLOT_BYTES
+
+
+def test_a_new_slot_is_populated_before_it_is_handed_out(arena: Arena) -> None:
+    lease(arena)
+    assert reserved_bytes(arena) >= SLOT_BYTES
+
+
+def test_peak_counts_what_was_held_at_once(arena: Arena) -> None:
+    first, second = lease(arena), lease(arena)
+    first.release()
+    second.release()
+    lease(arena)
+    assert arena.peak_leased_bytes == 2 * SLOT_BYTES
+    assert arena.leased_count == 1
+
+
+def test_lease_waits_for_a_release(arena: Arena) -> None:
+    slots = [lease(arena) for _ in range(3)]
+    got: list[Slot | None] = []
+    thread = threading.Thread(target=lambda: got.append(arena.lease()))
+    thread.start()
+    assert got == []
+    slots[1].release()
+    thread.join(10)
+    assert got[0] is not None
+    assert got[0]._index == slots[1]._index
+
+
+@pytest.mark.parametrize("how", ["event alone", "event and wake", "close"])
+def test_a_waiting_lease_ends(arena: Arena, how: str) -> None:
+    for _ in range(3):
+        lease(arena)
+    stop = threading.Event()
+    got: list[Slot | None] = []
+    thread = threading.Thread(target=lambda: got.append(arena.lease(stop)))
+    thread.start()
+    if how == "close":
+        arena.close()
+    else:
+        stop.set()
+        if how == "event and wake":
+            arena.wake()
+    thread.join(10)
+    assert got == [None]
+
+
+def test_no_lease_after_stop_or_close(arena: Arena) -> None:
+    stop = threading.Event()
+    stop.set()
+    assert arena.lease(stop) is None
+    arena.close()
+    assert arena.lease() is None
+
+
+def test_release_twice_gives_one_slot(arena: Arena) -> None:
+    slot = lease(arena)
+    slot.release()
+    slot.release()
+    assert arena.leased_count == 0
+    assert len({lease(arena)._index for _ in range(3)}) == 3
+
+
+def test_use_after_release_is_an_error(arena: Arena) -> None:
+    slot = lease(arena)
+    slot.release()
+    with pytest.raises(ValueError, match="released"):
+        slot.memory[0] = 1
+
+
+def test_close_with_leased_slots_keeps_their_memory_until_they_go() -> None:
+    arena = Arena(SLOT_BYTES, 2)
+    fd = arena._fd
+    assert fd is not None
+    slot = lease(arena)
+    arena.close()
+    arena.close()
+    slot.memory[:] = b"y" * SLOT_BYTES
+    slot.release()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_close_while_a_view_is_out_keeps_the_view_alive() -> None:
+    arena = Arena(SLOT_BYTES, 1)
+    slot = lease(arena)
+    slot.memory[:] = b"z" * SLOT_BYTES
+    view = slot.memory[10:20]
+    slot.release()
+    arena.close()
+    del arena, slot
+    gc.collect()
+    assert bytes(view) == b"z" * 10
+
+
+def test_no_descriptor_is_left() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        arena = Arena(SLOT_BYTES, 2)
+        lease(arena).release()
+        arena.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("call", ["memfd_create", "ftruncate"])
+def test_without_a_memfd_private_memory_is_used_and_said_once(
+    mocker: MockerFixture, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    arena_module._log_fallback.cache_clear()
+    mocker.patch.object(os, call, side_effect=OSError(errno.EPERM, "not permitted"))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            arena = Arena(SLOT_BYTES, 2)
+            slots = [lease(arena) for _ in range(2)]
+            slots[1].memory[-1] = 7
+            assert slots[1].memory[-1] == 7
+            slots[0].release()
+            arena.close()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "not permitted" in caplog.text
+
+
+def test_memory_that_cannot_be_had_is_a_typed_error_and_the_slot_comes_back(
+    arena: Arena, mocker: MockerFixture
+) -> None:
+    patched = mocker.patch.object(
+        os, "posix_fallocate", side_effect=OSError(errno.ENOSPC, "No space left on device")
+    )
+    with pytest.raises(OutOfBudgetError, match=r"slot 1 of 3.*No space left"):
+        arena.lease()
+    assert arena.leased_count == 0
+    mocker.stop(patched)
+
+
+def test_an_address_space_too_small_is_a_typed_error() -> None:
+    with pytest.raises(OutOfBudgetError, match="could not map"):
+        Arena(1 << 46, 4)
+
+
+@pytest.mark.parametrize(("slot_bytes", "slot_count"), [(0, 1), (1, 0), (-1, 1)])
+def test_nonsense_is_refused(slot_bytes: int, slot_count: int) -> None:
+    with pytest.raises(ValueError, match="not an arena"):
+        Arena(slot_bytes, slot_count)
+
+
+def test_many_threads_never_share_a_slot() -> None:
+    arena = Arena(4096, 3)
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(200):
+            slot = arena.lease()
+            assert slot is not None
+            slot.memory[:] = bytes([number]) * 4096
+            if bytes(slot.memory) != bytes([number]) * 4096:
+                wrong.append(number)
+            slot.release()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert wrong == []
+    assert arena.leased_count == 0
+    assert arena.peak_leased_bytes <= 3 * 4096
+    arena.close()
