@@ -1,0 +1,196 @@
+"""A model's small files, as a directory that the engine can read: never its weights.
+
+The directory is named by its content, so the same model has the same path whatever bucket it
+came from (engines put the path into their compile caches' keys), and a re-uploaded one has
+another. For each weight file at the model's own level there is a file of the same name that
+holds its header only: engines read names and types of tensors there, and tell which set of
+weights a model has by the file names. No tensor can be read from such a file: the format's
+reader refuses it.
+
+Guarantees: whole or not there, safe when many processes start at once, bounded by
+``cache_max_bytes``, kept while a process uses it.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import struct
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastload_common.checkpoint.records import Checkpoint
+from fastload_common.config import Settings
+from fastload_common.errors import ConfigError
+from fastload_common.load.all_at_once import all_at_once
+from fastload_common.load.cache_root import cache_roots, private_directory, temporary_root
+from fastload_common.load.content_store import ContentStore, Draft
+from fastload_common.load.metadata_files import (
+    MODULES,
+    WEIGHT_SUFFIX,
+    choose_metadata,
+    list_or_guess,
+    module_folders,
+)
+from fastload_common.load.open_model import open_checkpoint
+from fastload_common.source.base import ListedObject, ObjectSource
+from fastload_common.source.registry import open_source
+
+__all__ = ["fetch_metadata"]
+
+logger = logging.getLogger(__name__)
+
+_THREADS = 16
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def fetch_metadata(
+    uri: str,
+    settings: Settings,
+    *,
+    weights: bool = True,
+    environ: Mapping[str, str] | None = None,
+    open_root: Callable[[str, Settings], ObjectSource] = open_source,
+) -> Path:
+    """Bring configuration, tokenizer and the like of a model to a local directory.
+
+    Args:
+        uri: the model's root.
+        settings: ``cache_dir``, ``cache_max_bytes`` and ``ignore_patterns`` are used.
+        weights: whether the root must hold weights; they are then checked (index, headers,
+            sizes), so that what is wrong shows before an engine starts its workers. False for
+            a tokenizer of its own.
+        environ: variables to read instead of the process's (tests).
+        open_root: opens the source (tests).
+
+    Returns:
+        The directory; it stays until this process ends, and must not be written.
+
+    Raises:
+        CheckpointError: with `weights`: no weights, or damaged ones.
+        SourceError: the store did not answer, or refuses.
+        ConfigError: no directory can be written.
+    """
+    source = open_root(uri, settings)
+    try:
+        listing = list_or_guess(source)
+        name = _name_of(source.root, listing, weights)
+        fault: OSError | None = None
+        for root in cache_roots(settings, environ):
+            try:
+                found = _from_store(root, settings, source, listing, name, weights, environ)
+            except OSError as error:
+                logger.warning("fastload: cannot keep metadata in %s: %s", root, error)
+                fault = error
+                continue
+            return found
+    finally:
+        source.close()
+    raise ConfigError(
+        f"no directory for the model's configuration and tokenizer can be written: {fault}",
+        hint="set FASTLOAD_CACHE_DIR to a writable directory, e.g. an emptyDir volume",
+    )
+
+
+def _from_store(
+    root: Path,
+    settings: Settings,
+    source: ObjectSource,
+    listing: Sequence[ListedObject],
+    name: str | None,
+    weights: bool,
+    environ: Mapping[str, str] | None,
+) -> Path:
+    """Take the directory from the store below the root, or fill it.
+
+    Raises:
+        OSError: the root cannot be written.
+    """
+    if root == temporary_root(environ):
+        root = _temporary(root)
+    store = ContentStore(root / "metadata", settings.cache_max_bytes)
+    found = store.find(name) if name is not None else None
+    if found is not None:
+        logger.debug("fastload: metadata of %s is in %s already", source.root, found)
+        return found
+    files = _read_all(source, listing, settings, weights)
+    try:
+        return _fill(store, files, name)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        store.clear_unused()
+        return _fill(store, files, name)
+
+
+def _temporary(root: Path) -> Path:
+    """The directory itself, or a fresh one where somebody else took the name."""
+    try:
+        private_directory(root)
+    except PermissionError as error:
+        logger.warning("fastload: %s", error)
+        return Path(tempfile.mkdtemp(prefix=f"{root.name}-", dir=root.parent))
+    return root
+
+
+def _fill(store: ContentStore, files: Mapping[str, bytes], name: str | None) -> Path:
+    with store.draft() as draft:
+        _write_all(draft, files)
+        return store.publish(draft, name if name is not None else draft.digest())
+
+
+def _write_all(draft: Draft, files: Mapping[str, bytes]) -> None:
+    all_at_once(lambda item: draft.write(*item), list(files.items()), threads=_THREADS)
+
+
+def _read_all(
+    source: ObjectSource, listing: Sequence[ListedObject], settings: Settings, weights: bool
+) -> dict[str, bytes]:
+    """All files of the directory, by name."""
+    files: dict[str, bytes] = {}
+    if weights:
+        files |= _headers_only(open_checkpoint(source, settings, prefer="auto"))
+    by_key = {item.key: item for item in listing}
+    modules = by_key.get(MODULES)
+    folders = module_folders(source.read(modules.object_id)) if modules is not None else ()
+    chosen = choose_metadata(listing, settings.ignore_patterns, folders, root=source.root)
+    bodies = all_at_once(lambda item: source.read(item.object_id), chosen, threads=_THREADS)
+    return files | {item.key: body for item, body in zip(chosen, bodies, strict=True)}
+
+
+def _headers_only(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """Files that hold the headers of the checkpoint's files, and no tensor."""
+    starts = {shard.object_id: shard for shard in checkpoint.shards}
+    headers: dict[str, dict[str, Any]] = {shard.key: {} for shard in checkpoint.shards}
+    for entry in checkpoint.entries.values():
+        shard = starts[entry.object_id]
+        span = entry.byte_range
+        headers[shard.key][entry.name] = {
+            "dtype": entry.dtype,
+            "shape": list(entry.shape),
+            "data_offsets": [span.start - shard.header_bytes, span.end - shard.header_bytes],
+        }
+    for key in checkpoint.ignored_keys:
+        if key.endswith(WEIGHT_SUFFIX) and "/" not in key:
+            headers[key] = {}
+    return {key: _header_bytes(header) for key, header in headers.items()}
+
+
+def _header_bytes(header: dict[str, Any]) -> bytes:
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+def _name_of(root: str, listing: Iterable[ListedObject], weights: bool) -> str | None:
+    """What this state of the root is called; None where the store cannot tell states apart."""
+    rows = []
+    for item in listing:
+        if item.object_id.etag is None:
+            return None
+        rows.append([item.key, item.object_id.etag, item.object_id.size_bytes])
+    text = json.dumps([root, weights, sorted(rows)])
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,304 @@
+"""Every name of vLLM that this adapter touches, in one place, probed before use.
+
+No other module of the adapter imports from vLLM. A name that is gone, or whose parameters
+changed, makes this vLLM unsupported, and the error lists what is missing; versions are never
+compared. A test checks the same list against the source of the newest release.
+
+Importing this module imports nothing of vLLM.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fastload_common.errors import EngineUnsupportedError
+
+__all__ = ["FIELDS", "NAMES", "Name", "engine_version", "missing", "unsupported"]
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """One name of vLLM.
+
+    Attributes:
+        module: dotted module.
+        path: attributes below it, e.g. ``ModelConfig.model_weights``.
+        why: what it is needed for.
+        parameters: names that its signature must have, in this order, ``self`` left out; None
+            for what is not called.
+        since: first vLLM version in which it was seen.
+        front: whether only the front end (API server, ``LLM``) has the module; it is then
+            probed only where the module is imported already.
+    """
+
+    module: str
+    path: str
+    why: str
+    parameters: tuple[str, ...] | None = None
+    since: str = "0.32"
+    front: bool = False
+
+    @property
+    def dotted(self) -> str:
+        return f"{self.module}.{self.path}"
+
+    def get(self) -> Any:
+        """The object itself.
+
+        Raises:
+            EngineUnsupportedError: it is not there.
+        """
+        try:
+            value: Any = importlib.import_module(self.module)
+            for part in self.path.split("."):
+                value = getattr(value, part)
+        except (ImportError, AttributeError) as error:
+            raise unsupported([f"{self.dotted} ({self.why})"]) from error
+        return value
+
+
+_MODEL_CONFIG = "vllm.config.model"
+_VLLM_CONFIG = "vllm.config.vllm"
+_ARGUMENTS = "vllm.engine.arg_utils"
+_LOADERS = "vllm.model_executor.model_loader"
+_BASE = f"{_LOADERS}.base_loader"
+_DEFAULT = f"{_LOADERS}.default_loader"
+_WEIGHTS = f"{_LOADERS}.weight_utils"
+_PARALLEL = "vllm.distributed.parallel_state"
+
+MODEL_CONFIG = Name(_MODEL_CONFIG, "ModelConfig", "patched")
+PULL_METADATA = Name(
+    _MODEL_CONFIG,
+    "ModelConfig.maybe_pull_model_tokenizer_for_runai",
+    "patched: metadata of s3:// models",
+    ("model", "tokenizer"),
+)
+IS_OBJECT_URI = Name(
+    "vllm.transformers_utils.runai_utils",
+    "is_runai_obj_uri",
+    "which models are object-store URIs",
+    ("model_or_path",),
+)
+VLLM_CONFIG = Name(_VLLM_CONFIG, "VllmConfig", "patched")
+VERIFY_CONFIG = Name(
+    _VLLM_CONFIG,
+    "VllmConfig.try_verify_and_update_config",
+    "patched: it refuses unknown load formats for s3:// models",
+    (),
+)
+CURRENT_CONFIG = Name(
+    _VLLM_CONFIG, "get_current_vllm_config_or_none", "parallel layout of this process", ()
+)
+ENGINE_ARGUMENTS = Name(_ARGUMENTS, "EngineArgs", "patched", front=True)
+CREATE_MODEL_CONFIG = Name(
+    _ARGUMENTS,
+    "EngineArgs.create_model_config",
+    "patched: which load format is asked while the configuration is built",
+    (),
+    front=True,
+)
+CREATE_SPECULATIVE_CONFIG = Name(
+    _ARGUMENTS,
+    "EngineArgs.create_speculative_config",
+    "patched: the same, for draft models",
+    ("target_model_config", "target_parallel_config"),
+    front=True,
+)
+REGISTER_LOADER = Name(_LOADERS, "register_model_loader", "the load format", ("load_format",))
+REGISTERED_LOADERS = Name(
+    _LOADERS, "_LOAD_FORMAT_TO_MODEL_LOADER", "whether the load format is registered already"
+)
+BASE_LOADER = Name(_BASE, "BaseModelLoader", "base class of the loader", ("load_config",))
+LOAD_WEIGHTS = Name(_BASE, "BaseModelLoader.load_weights", "overridden", ("model", "model_config"))
+DOWNLOAD_MODEL = Name(_BASE, "BaseModelLoader.download_model", "overridden", ("model_config",))
+HAS_ONLINE_QUANT = Name(
+    _BASE, "_has_online_quant", "models quantized while they load are read eagerly", ("model",)
+)
+ALL_WEIGHTS = Name(
+    _DEFAULT,
+    "DefaultModelLoader.get_all_weights",
+    "the form of reloading that the loader answers",
+    ("model_config", "model"),
+)
+SECONDARY_SOURCE = Name(_DEFAULT, "DefaultModelLoader.Source", "models' secondary weights")
+TRACK_WEIGHTS = Name(
+    _DEFAULT,
+    "DefaultModelLoader.track_weights_loading",
+    "the default loader's check for parameters that nothing initialized",
+    ("model", "loaded_weights", "quantized"),
+)
+DOWNLOAD_WEIGHTS = Name(
+    _WEIGHTS,
+    "download_weights_from_hf",
+    "models named by a hub id",
+    (
+        "model_name_or_path",
+        "cache_dir",
+        "allow_patterns",
+        "revision",
+        "subfolder",
+        "ignore_patterns",
+    ),
+)
+DOWNLOAD_INDEX = Name(
+    _WEIGHTS,
+    "download_safetensors_index_file_from_hf",
+    "models named by a hub id",
+    ("model_name_or_path", "index_file", "cache_dir", "subfolder", "revision"),
+)
+FROM_MODELSCOPE = Name(
+    _WEIGHTS, "maybe_download_from_modelscope", "models named by a hub id", ("model", "revision")
+)
+IS_MISTRAL_REPO = Name(
+    "vllm.transformers_utils.repo_utils",
+    "is_mistral_model_repo",
+    "which of two sets of weights the default loader takes",
+    ("model_name_or_path", "revision"),
+)
+WORLD_GROUP = Name(_PARALLEL, "get_world_group", "rank and local rank of this process", ())
+
+NAMES: tuple[Name, ...] = (
+    MODEL_CONFIG,
+    PULL_METADATA,
+    IS_OBJECT_URI,
+    VLLM_CONFIG,
+    VERIFY_CONFIG,
+    CURRENT_CONFIG,
+    ENGINE_ARGUMENTS,
+    CREATE_MODEL_CONFIG,
+    CREATE_SPECULATIVE_CONFIG,
+    REGISTER_LOADER,
+    REGISTERED_LOADERS,
+    BASE_LOADER,
+    LOAD_WEIGHTS,
+    DOWNLOAD_MODEL,
+    HAS_ONLINE_QUANT,
+    ALL_WEIGHTS,
+    SECONDARY_SOURCE,
+    TRACK_WEIGHTS,
+    DOWNLOAD_WEIGHTS,
+    DOWNLOAD_INDEX,
+    FROM_MODELSCOPE,
+    IS_MISTRAL_REPO,
+    WORLD_GROUP,
+)
+"""Functions, methods and classes."""
+
+FIELDS: tuple[Name, ...] = tuple(
+    Name(module, f"{owner}.{field}", why)
+    for module, owner, why, names in (
+        (
+            _MODEL_CONFIG,
+            "ModelConfig",
+            "where the model and its metadata are",
+            (
+                "model",
+                "model_weights",
+                "tokenizer",
+                "revision",
+                "quantization",
+                "config_format",
+            ),
+        ),
+        (
+            "vllm.config.load",
+            "LoadConfig",
+            "the operator's wishes",
+            (
+                "load_format",
+                "model_loader_extra_config",
+                "ignore_patterns",
+                "use_tqdm_on_load",
+                "download_dir",
+            ),
+        ),
+        (
+            _VLLM_CONFIG,
+            "VllmConfig",
+            "the parts of the configuration",
+            ("model_config", "load_config", "parallel_config"),
+        ),
+        (
+            "vllm.config.parallel",
+            "ParallelConfig",
+            "ranks on one node",
+            ("local_world_size", "data_parallel_size_local", "data_parallel_rank_local"),
+        ),
+        (
+            _ARGUMENTS,
+            "EngineArgs",
+            "the operator's wishes",
+            ("load_format", "model_loader_extra_config", "speculative_config"),
+        ),
+        (
+            _PARALLEL,
+            "GroupCoordinator",
+            "rank of this process",
+            ("rank", "local_rank", "world_size"),
+        ),
+        (
+            _DEFAULT,
+            "DefaultModelLoader.Source",
+            "models' secondary weights",
+            ("model_or_path", "revision", "subfolder", "prefix", "allow_patterns_overrides"),
+        ),
+    )
+    for field in names
+)
+"""Fields that are read or set; each stands in the body of its class."""
+
+
+def missing(names: Iterable[Name] = NAMES) -> list[str]:
+    """What this vLLM lacks, each with its reason; empty when all is there.
+
+    Imports the modules that hold the names, except those of the front end.
+    """
+    faults = []
+    for name in names:
+        if name.front and name.module not in sys.modules:
+            continue
+        try:
+            value = name.get()
+        except EngineUnsupportedError:
+            faults.append(f"{name.dotted} ({name.why})")
+            continue
+        if name.parameters is not None and not _accepts(value, name.parameters):
+            faults.append(f"{name.dotted}({', '.join(name.parameters)}) ({name.why})")
+    return faults
+
+
+def _accepts(value: Any, wanted: tuple[str, ...]) -> bool:
+    """Whether the wanted parameters are there, in order, and no other one must be given."""
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):
+        return False
+    parameters = [p for p in signature.parameters.values() if p.name != "self"]
+    names = [p.name for p in parameters if p.name in wanted]
+    others = [p for p in parameters if p.name not in wanted]
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return tuple(names) == wanted and all(
+        p.default is not inspect.Parameter.empty or p.kind in variadic for p in others
+    )
+
+
+def unsupported(faults: list[str]) -> EngineUnsupportedError:
+    """The one error for a vLLM that lacks something."""
+    return EngineUnsupportedError(
+        "this vLLM is not supported: missing " + "; ".join(faults),
+        hint="install vLLM 0.32 or 0.33, or a newer fastload",
+        vllm=engine_version(),
+    )
+
+
+def engine_version() -> str:
+    """vLLM's version, whatever its distribution is called."""
+    try:
+        return str(importlib.import_module("vllm").__version__)
+    except (ImportError, AttributeError):
+        return "unknown"

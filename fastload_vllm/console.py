@@ -1,0 +1,82 @@
+"""What the operator sees: our log lines in the engine's log, our errors as one line."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from types import TracebackType
+
+from fastload_common.errors import FastloadError
+
+__all__ = ["join_engine_log", "run_by_engine_command", "show_own_errors_plainly"]
+
+_ENGINE_LOGGER = "vllm"
+_OWN_LOGGERS = ("fastload_common", "fastload_vllm")
+
+
+class _ToEngineLog(logging.Handler):
+    """Hands records to the engine's logger, whatever handlers it has at that moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        engine = logging.getLogger(_ENGINE_LOGGER)
+        if engine.isEnabledFor(record.levelno):
+            engine.handle(record)
+
+
+def join_engine_log() -> None:
+    """Show our log in the engine's log. Idempotent.
+
+    vLLM configures its own logger only, so our INFO lines would be dropped. Where the operator
+    configures logging otherwise (``VLLM_CONFIGURE_LOGGING=0``), nothing is changed.
+    """
+    engine = logging.getLogger(_ENGINE_LOGGER)
+    if not engine.handlers:
+        return
+    for name in _OWN_LOGGERS:
+        own = logging.getLogger(name)
+        if own.handlers:
+            continue
+        own.addHandler(_ToEngineLog())
+        own.setLevel(engine.getEffectiveLevel())
+        own.propagate = False
+
+
+def run_by_engine_command() -> bool:
+    """Whether this process is vLLM's own command, not somebody's program that uses vLLM."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name:
+        return str(spec.name).partition(".")[0] == _ENGINE_LOGGER
+    return Path(sys.argv[0] if sys.argv else "").name == _ENGINE_LOGGER
+
+
+def show_own_errors_plainly() -> None:
+    """End vLLM's command with one line where one of our errors is what ends it. Idempotent.
+
+    Such an error says itself what to do; the engine's stack above it helps nobody. Every other
+    exception goes to the hook that was there, and so does ours when debugging is on.
+    """
+    if not run_by_engine_command() or isinstance(sys.excepthook, _PlainErrors):
+        return
+    sys.excepthook = _PlainErrors(sys.excepthook)
+
+
+class _PlainErrors:
+    """An excepthook that knows `FastloadError` and leaves the rest to the one before."""
+
+    def __init__(self, before: object) -> None:
+        self._before = before
+
+    def __call__(
+        self,
+        kind: type[BaseException],
+        error: BaseException,
+        traceback: TracebackType | None,
+    ) -> None:
+        debugging = logging.getLogger(_ENGINE_LOGGER).isEnabledFor(logging.DEBUG)
+        if isinstance(error, FastloadError) and not debugging:
+            print(f"fastload: {kind.__name__}: {error}", file=sys.stderr, flush=True)
+            return
+        assert callable(self._before)
+        self._before(kind, error, traceback)
