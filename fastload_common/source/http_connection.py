@@ -1,0 +1,393 @@
+"""One keep-alive HTTP/1.1 connection whose bodies go straight into the caller's memory.
+
+Why not `http.client`: a body is received by `recv_into` with MSG_WAITALL, one system call (and one
+hand-over of the interpreter's lock) for megabytes instead of one for whatever has arrived, and the
+number of good bytes is exact when it fails. Only the standard library; knows nothing of S3.
+
+Errors: `SourceUnavailableError` for whatever a new attempt may cure, with ``received_bytes``;
+plain `SourceError` for a certificate that does not verify. Their fields name the endpoint; the
+caller adds the object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Iterator, Mapping
+
+from fastload_common.errors import (
+    AccessDeniedError,
+    RangeMismatchError,
+    SourceError,
+    SourceUnavailableError,
+)
+from fastload_common.source.http_message import (
+    Endpoint,
+    Proxy,
+    ReplyHead,
+    parse_head,
+    serialize_request,
+)
+
+__all__ = ["HttpConnection"]
+
+# A head larger than this is no S3 reply (AWS allows 8 KiB of headers).
+_HEAD_LIMIT_BYTES = 64 * 1024
+# First receive of a reply: a head fits, and little of the body is copied twice.
+_HEAD_WINDOW_BYTES = 4 * 1024
+_CLOSED = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
+
+
+class HttpConnection:
+    """A connection for GET requests, owned by one thread; only `abort` is for others.
+
+    Args:
+        endpoint: fixed for the life of this object.
+        tls: the context; needed if ``endpoint.tls``.
+        connect_timeout_s: for one address, and again for the TLS handshake.
+        read_timeout_s: longest silence. A plain connection notices after once to twice that.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        tls: ssl.SSLContext | None,
+        connect_timeout_s: float,
+        read_timeout_s: float,
+    ) -> None:
+        self._endpoint = endpoint
+        self._tls = tls
+        self._connect_timeout_s = connect_timeout_s
+        self._read_timeout_s = read_timeout_s
+        self._lock = threading.Lock()  # guards _socket and _aborted together
+        self._socket: socket.socket | None = None
+        self._aborted = False
+        self._reusable = False
+        # Bytes that came with the head: window[start:end] is what is not consumed yet.
+        self._window = bytearray(_HEAD_WINDOW_BYTES)
+        self._start = 0
+        self._end = 0
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._endpoint
+
+    def get(self, target: str, headers: Mapping[str, str]) -> ReplyHead:
+        """Send a GET and read the reply's head; the body must be read next, or `close` called.
+
+        If a kept connection turns out to have been closed by the server before any byte of the
+        reply, the request is sent once more on a new one.
+        """
+        if self._endpoint.proxy is not None and not self._endpoint.tls:
+            target = f"{self._endpoint}{target}"
+        request = serialize_request("GET", target, headers)
+        with self._mapped():
+            kept = self._socket is not None and self._reusable
+            if kept:
+                try:
+                    return self._exchange(request, new_connection=False)
+                except _CLOSED:
+                    # Part of a head has arrived: then this is not an idle connection's end.
+                    if self._end > 0:
+                        raise
+            self.close()
+            self._connect()
+            return self._exchange(request, new_connection=True)
+
+    def body_into(self, head: ReplyHead, view: memoryview) -> None:
+        """Receive the whole body, which must be exactly as long as the view.
+
+        Raises:
+            SourceUnavailableError: it ended early; ``received_bytes`` says how much is good.
+            RangeMismatchError: it is longer.
+        """
+        progress = _Progress()
+        with self._mapped(progress):
+            if head.chunked:
+                self._chunks_into(view, progress)
+            else:
+                self._fill(view, progress)
+                if head.content_length is None:
+                    self._expect_end()
+        self._reusable = head.keep_alive
+
+    def body_capped(self, head: ReplyHead, limit_bytes: int) -> bytes:
+        """Read an error's body, at most ``limit_bytes``; never raises for a body cut short."""
+        length = head.content_length
+        if length is not None and length <= limit_bytes:
+            data = bytearray(length)
+            progress = _Progress()
+            try:
+                self._fill(memoryview(data), progress)
+            except (OSError, SourceError):
+                self.close()
+            else:
+                self._reusable = head.keep_alive
+            return bytes(data[: progress.received_bytes])
+        data = bytearray(limit_bytes)
+        progress = _Progress()
+        with contextlib.suppress(OSError, SourceError):
+            if head.chunked:
+                self._chunks_into(memoryview(data), progress)
+            else:
+                self._fill(memoryview(data), progress)
+        self.close()
+        return bytes(data[: progress.received_bytes])
+
+    def abort(self) -> None:
+        """Make whatever runs on this connection fail at once; nothing works on it afterwards."""
+        with self._lock:
+            self._aborted = True
+            if self._socket is not None:
+                # Not SSLSocket.shutdown: that one drops the TLS state, and a reader in another
+                # thread would then take cipher text for data.
+                with contextlib.suppress(OSError):
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with self._lock:
+            gone, self._socket = self._socket, None
+        self._reusable = False
+        self._start = self._end = 0
+        if gone is not None:
+            with contextlib.suppress(OSError):
+                gone.close()
+
+    # Connecting
+
+    def _connect(self) -> None:
+        peer = self._endpoint.proxy or self._endpoint
+        last: OSError | None = None
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            peer.host, peer.port, type=socket.SOCK_STREAM
+        ):
+            raw = socket.socket(family, kind, protocol)
+            raw.settimeout(self._connect_timeout_s)
+            self._adopt(raw)
+            try:
+                raw.connect(address)
+                break
+            except OSError as error:
+                last = error
+                self.close()
+        else:
+            raise last or OSError(f"{peer.host} has no address")
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if not self._endpoint.tls:
+            self._block_with_timeout(raw)
+            return
+        if self._endpoint.proxy is not None:
+            self._tunnel(self._endpoint.proxy)
+        assert self._tls is not None
+        # Adopted before the handshake, so that an abort reaches it.
+        secure = self._tls.wrap_socket(
+            raw, server_hostname=self._endpoint.host, do_handshake_on_connect=False
+        )
+        self._adopt(secure)
+        secure.do_handshake()
+        secure.settimeout(self._read_timeout_s)
+
+    def _adopt(self, new: socket.socket) -> None:
+        with self._lock:
+            self._socket = new
+            aborted = self._aborted
+        if aborted:
+            raise ConnectionAbortedError
+
+    def _block_with_timeout(self, raw: socket.socket) -> None:
+        # The kernel's timeout keeps the socket blocking, so that MSG_WAITALL works; Python's own
+        # would poll before each receive and get only what has arrived.
+        seconds = int(self._read_timeout_s)
+        timeval = struct.pack("ll", seconds, int((self._read_timeout_s - seconds) * 1e6))
+        raw.settimeout(None)
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+
+    def _tunnel(self, proxy: Proxy) -> None:
+        host = f"[{self._endpoint.host}]" if ":" in self._endpoint.host else self._endpoint.host
+        authority = f"{host}:{self._endpoint.port}"
+        headers = {"Host": authority}
+        if proxy.authorization is not None:
+            headers["Proxy-Authorization"] = proxy.authorization
+        head = self._exchange(serialize_request("CONNECT", authority, headers), new_connection=True)
+        self._start = self._end = 0
+        if head.status == 407:
+            raise AccessDeniedError(
+                "the proxy wants other credentials",
+                hint="set them in HTTPS_PROXY: http://user:password@host:port",
+                proxy=str(proxy),
+                endpoint=str(self._endpoint),
+            )
+        if not 200 <= head.status < 300:
+            raise SourceUnavailableError(
+                "the proxy refused to connect to the endpoint",
+                hint="add the endpoint to NO_PROXY if it can be reached directly",
+                proxy=str(proxy),
+                endpoint=str(self._endpoint),
+                status=head.status,
+            )
+
+    # Reading
+
+    def _exchange(self, request: bytes, *, new_connection: bool) -> ReplyHead:
+        self._start = self._end = 0
+        self._live().sendall(request)
+        while True:
+            head = parse_head(self._read_head(), new_connection=new_connection)
+            if head.status >= 200:
+                return head
+
+    def _live(self) -> socket.socket:
+        live = self._socket
+        if live is None or self._aborted:
+            raise ConnectionAbortedError
+        return live
+
+    def _read_head(self) -> bytes:
+        """Bytes up to the blank line; what follows stays in the window."""
+        searched = self._start
+        while True:
+            end = self._window.find(b"\r\n\r\n", searched, self._end)
+            if end >= 0:
+                head = bytes(self._window[self._start : end])
+                self._start = end + 4
+                return head
+            searched = max(self._start, self._end - 3)
+            if self._end - self._start > _HEAD_LIMIT_BYTES:
+                raise SourceUnavailableError("the reply's head has no end")
+            self._receive_more()
+
+    def _receive_more(self) -> None:
+        if len(self._window) - self._end < _HEAD_WINDOW_BYTES // 2:
+            self._window.extend(bytes(_HEAD_WINDOW_BYTES))
+        with memoryview(self._window)[self._end :] as free:
+            count = self._live().recv_into(free)
+        if count == 0:
+            raise ConnectionResetError("the connection was closed")
+        self._end += count
+
+    def _take(self, view: memoryview) -> int:
+        """Move window bytes into the view; how many."""
+        count = min(len(view), self._end - self._start)
+        view[:count] = self._window[self._start : self._start + count]
+        self._start += count
+        return count
+
+    def _fill(self, view: memoryview, progress: _Progress) -> None:
+        position = self._take(view)
+        progress.received_bytes += position
+        live = self._live()
+        flags = 0 if self._endpoint.tls else socket.MSG_WAITALL
+        while position < len(view):
+            count = live.recv_into(view[position:], 0, flags)
+            # Bytes that came before somebody's abort are good, but nobody wants them.
+            if count == 0 or self._aborted:
+                raise ConnectionResetError("the connection was closed")
+            position += count
+            progress.received_bytes += count
+
+    def _expect_end(self) -> None:
+        if self._start == self._end and self._live().recv_into(bytearray(1)) == 0:
+            return
+        raise RangeMismatchError("the body is longer than the range")
+
+    def _line(self) -> bytes:
+        while True:
+            end = self._window.find(b"\r\n", self._start, self._end)
+            if end >= 0:
+                line = bytes(self._window[self._start : end])
+                self._start = end + 2
+                return line
+            if self._end - self._start > _HEAD_LIMIT_BYTES:
+                raise SourceUnavailableError("the chunked body is damaged")
+            if self._start == self._end:
+                self._start = self._end = 0
+            self._receive_more()
+
+    def _chunks_into(self, view: memoryview, progress: _Progress) -> None:
+        position = 0
+        while True:
+            digits = self._line().split(b";")[0].strip()
+            try:
+                size_bytes = int(digits, 16)
+            except ValueError:
+                raise SourceUnavailableError("the chunked body is damaged") from None
+            if size_bytes == 0:
+                while self._line():
+                    pass
+                break
+            if position + size_bytes > len(view):
+                self._fill(view[position:], progress)
+                raise RangeMismatchError("the body is longer than the range")
+            self._fill(view[position : position + size_bytes], progress)
+            position += size_bytes
+            if self._line():
+                raise SourceUnavailableError("the chunked body is damaged")
+        if position < len(view):
+            raise SourceUnavailableError("the body is shorter than the range")
+
+    # Errors
+
+    @contextlib.contextmanager
+    def _mapped(self, progress: _Progress | None = None) -> Iterator[None]:
+        """Turn what goes wrong into our errors, and give the connection up."""
+        try:
+            yield
+        except SourceError as error:
+            self.close()
+            error.fields.setdefault("endpoint", str(self._endpoint))
+            error.received_bytes = progress.received_bytes if progress else 0
+            raise
+        except OSError as error:
+            mapped = self._network_error(error)
+            self.close()
+            mapped.received_bytes = progress.received_bytes if progress else 0
+            raise mapped from error
+
+    def _network_error(self, error: OSError) -> SourceError:
+        endpoint = str(self._endpoint)
+        proxy = str(self._endpoint.proxy) if self._endpoint.proxy else None
+        if self._aborted:
+            return SourceUnavailableError("the request was aborted", endpoint=endpoint)
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return SourceError(
+                f"certificate verify failed: {error.verify_message}",
+                hint="set AWS_CA_BUNDLE to the file of the authority that signed it",
+                endpoint=endpoint,
+            )
+        if isinstance(error, socket.gaierror):
+            name = (self._endpoint.proxy or self._endpoint).host
+            return SourceUnavailableError(
+                f"the name {name} was not resolved: {error.strerror}",
+                hint="check the endpoint's name and the cluster's DNS",
+                endpoint=endpoint,
+                proxy=proxy,
+            )
+        what, hint = _explain(error, self._connect_timeout_s, self._read_timeout_s)
+        return SourceUnavailableError(what, hint=hint, endpoint=endpoint, proxy=proxy)
+
+
+class _Progress:
+    """How many body bytes are in the caller's buffer."""
+
+    def __init__(self) -> None:
+        self.received_bytes = 0
+
+
+def _explain(error: OSError, connect_timeout_s: float, read_timeout_s: float) -> tuple[str, str]:
+    if isinstance(error, ConnectionRefusedError):
+        return "the connection was refused", "check the endpoint's host and port"
+    if isinstance(error, TimeoutError | BlockingIOError):
+        return (
+            f"timed out (connecting: {connect_timeout_s:g} s, silence: {read_timeout_s:g} s)",
+            "FASTLOAD_CONNECT_TIMEOUT_S and FASTLOAD_READ_TIMEOUT_S set these",
+        )
+    if isinstance(error, _CLOSED):
+        return "the connection was closed or reset by the other side", ""
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {error.reason or error}", "is this an https endpoint?"
+    return f"the connection failed: {error.strerror or error}", ""

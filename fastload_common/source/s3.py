@@ -1,0 +1,162 @@
+"""Objects in an S3 bucket. Small calls through botocore, bytes through our own connections.
+
+Guarantees: every range is signed anew, pinned by If-Match, and its reply checked (status, range,
+size, ETag, length) before a byte is placed; a store that sends us to another region is followed
+once; an expired token is replaced once. A `Receiver` does not retry: the transfer does.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from fastload_common.clock import Clock, SystemClock
+from fastload_common.config import Settings
+from fastload_common.errors import FastloadError, ObjectMissingError, SourceError
+from fastload_common.ranges import ByteRange, ObjectId
+from fastload_common.source.base import ListedObject, Receiver, SourceDescription
+from fastload_common.source.s3_receiver import S3Receiver
+from fastload_common.source.s3_session import S3Session
+from fastload_common.source.uri import S3Location
+
+__all__ = ["S3Source"]
+
+# Waits between the attempts of a small read: full jitter below 0.1, 0.2, 0.4 ... s.
+_FIRST_BACKOFF_S = 0.1
+_LONGEST_BACKOFF_S = 5.0
+
+
+class S3Source:
+    """``s3://bucket/prefix`` as an `ObjectSource`.
+
+    Holds plain data; connections and clients are made per process when first needed, so it may be
+    pickled and used after a fork, and by any thread. Object versions are not pinned, only ETags:
+    reading a version takes a permission of its own.
+
+    Args:
+        location: bucket and prefix.
+        settings: timeouts, attempts, anonymous.
+        clock: for receipts and for the waits between attempts of `read`.
+    """
+
+    def __init__(
+        self, location: S3Location, settings: Settings, clock: Clock | None = None
+    ) -> None:
+        self._location = location
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._session = S3Session(location, settings)
+        self._idle: dict[int, deque[S3Receiver]] = {}
+
+    @property
+    def root(self) -> str:
+        return self._location.uri
+
+    def list(self, *, recursive: bool = True) -> Sequence[ListedObject]:
+        prefix = f"{self._location.prefix}/" if self._location.prefix else ""
+        parameters = {"Prefix": prefix} | ({} if recursive else {"Delimiter": "/"})
+        found = []
+        for page in self._session.pages(f"list {self.root}", **parameters):
+            for row in page.get("Contents", ()):
+                key = row["Key"].removeprefix(prefix)
+                if key and not key.endswith("/"):
+                    uri = f"{self.root}/{key}"
+                    found.append(ListedObject(key, ObjectId(uri, row.get("ETag"), row["Size"])))
+        return sorted(found, key=lambda item: item.key)
+
+    def stat(self, key: str) -> ObjectId:
+        uri = f"{self.root}/{key}"
+        try:
+            reply = self._session.call("head_object", f"stat {uri}", Key=self._full_key(key))
+        except FastloadError as error:
+            error.fields["uri"] = uri
+            raise
+        return ObjectId(uri, reply.get("ETag"), reply["ContentLength"])
+
+    def read(self, object_id: ObjectId, byte_range: ByteRange | None = None) -> bytes:
+        byte_range = byte_range or ByteRange(0, object_id.size_bytes)
+        data = bytearray(byte_range.size_bytes)
+        if data:
+            self._read_into(object_id, byte_range, memoryview(data))
+        return bytes(data)
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        uri = f"{self.root}/{key}"
+        try:
+            self._session.call(
+                "put_object", f"write {uri}", Key=self._full_key(key), Body=data, IfNoneMatch="*"
+            )
+        except SourceError as error:
+            if error.fields.get("code") in ("PreconditionFailed", "ConditionalRequestConflict"):
+                return False
+            if error.fields.get("status") == 412:
+                return False
+            error.fields["uri"] = uri
+            raise
+        return True
+
+    def open_receiver(self) -> Receiver:
+        return S3Receiver(self._session, self._location, self._settings, self._clock)
+
+    def describe(self) -> SourceDescription:
+        try:
+            target = self._session.target()
+        except FastloadError as error:
+            return SourceDescription("s3", self.root, {"error": str(error)})
+        facts = target.facts() | {
+            "addressing": target.addressing,
+            "anonymous": "yes" if self._settings.anonymous else "no",
+            "ca_bundle": target.ca_bundle or "none (plain HTTP)",
+            "proxy": str(target.endpoint.proxy) if target.endpoint.proxy else "none",
+        }
+        return SourceDescription("s3", self.root, facts)
+
+    def close(self) -> None:
+        idle = self._idle.pop(os.getpid(), None)
+        while idle:
+            idle.pop().close()
+        self._session.close()
+
+    def __reduce__(self) -> tuple[type[S3Source], tuple[S3Location, Settings]]:
+        return (S3Source, (self._location, self._settings))
+
+    def _full_key(self, key: str) -> str:
+        if not key:
+            raise ObjectMissingError("no object can have an empty key", uri=self.root)
+        return f"{self._location.prefix}/{key}" if self._location.prefix else key
+
+    def _read_into(self, object_id: ObjectId, byte_range: ByteRange, view: memoryview) -> None:
+        """Read with retries, each for the missing bytes only, on connections that are kept."""
+        done_bytes = 0
+        for attempt in range(1, self._settings.max_attempts + 1):
+            idle = self._idle.setdefault(os.getpid(), deque())
+            try:
+                receiver = idle.pop()
+            except IndexError:
+                receiver = S3Receiver(self._session, self._location, self._settings, self._clock)
+            missing = ByteRange(byte_range.start + done_bytes, byte_range.end)
+            try:
+                receiver.receive(object_id, missing, view[done_bytes:])
+            except SourceError as error:
+                receiver.close()
+                done_bytes += error.received_bytes
+                error.received_bytes = 0
+                if not error.retryable or attempt == self._settings.max_attempts:
+                    error.fields["attempts"] = attempt
+                    raise
+                self._clock.wait(threading.Event(), _backoff_s(attempt, error))
+            except BaseException:
+                receiver.close()
+                raise
+            else:
+                idle.append(receiver)
+                return
+
+
+def _backoff_s(attempt: int, error: SourceError) -> float:
+    ceiling_s = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (attempt - 1))
+    asked_s = float(error.fields.get("retry_after_s", 0.0))
+    return min(_LONGEST_BACKOFF_S, max(asked_s, random.uniform(0, ceiling_s)))
