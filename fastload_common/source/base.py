@@ -20,7 +20,14 @@ from typing import Protocol, runtime_checkable
 
 from fastload_common.ranges import ByteRange, ObjectId
 
-__all__ = ["ListedObject", "ObjectSource", "Receipt", "Receiver", "SourceDescription"]
+__all__ = [
+    "ListedObject",
+    "ObjectSource",
+    "OpensReceivers",
+    "Receipt",
+    "Receiver",
+    "SourceDescription",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,14 @@ class Receiver(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class OpensReceivers(Protocol):
+    """What the transfer needs of a source."""
+
+    def open_receiver(self) -> Receiver:
+        """A new connection; the caller owns it."""
+        ...
 
 
 @runtime_checkable

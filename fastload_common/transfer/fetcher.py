@@ -16,7 +16,7 @@ from types import TracebackType
 from fastload_common.clock import Clock
 from fastload_common.errors import OutOfBudgetError
 from fastload_common.plan.records import Chunk
-from fastload_common.source.base import ObjectSource
+from fastload_common.source.base import OpensReceivers
 from fastload_common.transfer.policy import TransferPolicy
 from fastload_common.transfer.run import Filled, Run, Staging, StagingSlot
 from fastload_common.transfer.stats import TransferStats
@@ -44,7 +44,7 @@ class Fetcher:
 
     def __init__(
         self,
-        source: ObjectSource,
+        source: OpensReceivers,
         arena: Staging,
         policy: TransferPolicy,
         clock: Clock,

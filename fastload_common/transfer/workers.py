@@ -12,7 +12,7 @@ from fastload_common.clock import Clock
 from fastload_common.errors import RangeMismatchError, SourceError, StagingError
 from fastload_common.plan.records import Chunk
 from fastload_common.ranges import ByteRange
-from fastload_common.source.base import ObjectSource, Receiver
+from fastload_common.source.base import OpensReceivers, Receiver
 from fastload_common.transfer.policy import TransferPolicy
 from fastload_common.transfer.run import Filled, Run, Staging
 from fastload_common.transfer.stats import TransferStats
@@ -36,7 +36,7 @@ class Worker:
 
     def __init__(
         self,
-        source: ObjectSource,
+        source: OpensReceivers,
         staging: Staging,
         policy: TransferPolicy,
         clock: Clock,

@@ -1,0 +1,369 @@
+"""One load of one model by one rank: the only place that joins all parts, and that cleans up.
+
+    list, headers -> trace (the engine's load_weights over lazy tensors) -> plan
+    -> fetch and place -> finish
+
+Adapters see this module and `load.engine_port`; they know nothing of what is behind it.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TypeVar
+
+import torch
+
+from fastload_common.checkpoint.records import Checkpoint, TensorEntry
+from fastload_common.clock import Clock, SystemClock
+from fastload_common.config import Settings
+from fastload_common.errors import FastloadError, TensorMismatchError, TraceError
+from fastload_common.load.executor import Executor
+from fastload_common.load.leaks import replace_lazy_attributes
+from fastload_common.load.open_model import open_checkpoint
+from fastload_common.load.progress import make_progress
+from fastload_common.load.report import LoadReport
+from fastload_common.plan.records import Plan
+from fastload_common.source.composite import CompositeSource
+from fastload_common.source.registry import open_source
+from fastload_common.staging.arena import Arena
+from fastload_common.staging.memory_limit import staging_budget
+from fastload_common.trace.recorder import Recorder
+from fastload_common.transfer.fetcher import Fetcher
+from fastload_common.transfer.policy import TransferPolicy
+from fastload_common.transfer.stats import TransferStats
+from fastload_common.units import format_size
+
+__all__ = ["LoadSession", "RankPlace", "WeightSource"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Weights = Iterable[tuple[str, torch.Tensor]]
+
+# What a weight loader raises when a checkpoint does not fit the model: eager reading would
+# fail in the same way, after having read everything before it.
+_MISFITS = (AssertionError, KeyError, IndexError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSource:
+    """Where weights come from.
+
+    Attributes:
+        uri: ``s3://bucket/prefix``, ``file:///directory`` or a path.
+        prefix: put in front of each tensor's name.
+        prefer: which set of weights, if there are two: ``hf``, ``mistral`` or ``auto``.
+        patterns: the engine's own globs of weight files, if it has any.
+    """
+
+    uri: str
+    prefix: str = ""
+    prefer: str = "hf"
+    patterns: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Which engine asks, and which of its processes this is.
+
+    Attributes:
+        engine, engine_version: for the report.
+        rank, world_size: among all processes that load this model.
+        local_rank, local_world_size: among those of this host; memory is divided by it.
+    """
+
+    engine: str = "python"
+    engine_version: str = "unknown"
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+
+
+class LoadSession:
+    """Loads from one or more sources. Use as a context manager, once, from one thread.
+
+    Args:
+        sources: tensors are handed out in this order.
+        settings: this process's settings.
+        place: which rank this is.
+        progress: whether this process may show a progress display.
+        clock: time; the tests inject theirs.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[WeightSource],
+        settings: Settings,
+        place: RankPlace | None = None,
+        *,
+        progress: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        self._sources = tuple(sources)
+        self._settings = settings
+        self._place = place or RankPlace()
+        self._show_progress = progress
+        self._clock = clock or SystemClock()
+        self._stack = ExitStack()
+        self._checkpoints: list[tuple[WeightSource, Checkpoint]] = []
+        self._stats = TransferStats()
+        self._current: TensorEntry | None = None
+        self.report = LoadReport(
+            self._place.engine,
+            self._place.engine_version,
+            " + ".join(source.uri for source in self._sources),
+            self._place.rank,
+            world_size=self._place.world_size,
+            settings=settings.changed(),
+            clock=self._clock,
+        )
+
+    def __enter__(self) -> LoadSession:
+        try:
+            self._open()
+        except BaseException as error:
+            self._close(error)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._close(error)
+
+    # -- what callers use -------------------------------------------------------------------
+
+    @property
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """What was found, one for each source."""
+        return tuple(checkpoint for _, checkpoint in self._checkpoints)
+
+    def load(
+        self,
+        model: torch.nn.Module | None,
+        consume: Callable[[Weights], T],
+        eager_reason: str | None = None,
+    ) -> T:
+        """Let the engine load the weights, and return what its loader returned.
+
+        Args:
+            model: searched afterwards for tensors that are still lazy; may be None.
+            consume: the model's ``load_weights``. Called with (name, tensor) pairs; may run a
+                second time, with real tensors, if it does what a lazy tensor cannot stand for.
+            eager_reason: hand out real tensors from the start, and log why.
+
+        Raises:
+            TensorMismatchError: the model refused a tensor; no weight was placed.
+            FastloadError: as documented in `fastload_common.errors`.
+        """
+        if eager_reason is None and self._settings.trace == "eager":
+            eager_reason = "FASTLOAD_TRACE=eager"
+        if eager_reason is not None:
+            return self._load_eagerly(consume, eager_reason)
+        recorder = Recorder(self._executor)
+        try:
+            with self.report.phase("trace"):
+                result = self._trace(recorder, consume)
+        except FastloadError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the engine's code raises
+            reason = self._untraceable(error)
+            recorder.close()
+            return self._load_eagerly(consume, reason)
+        self._place_all(recorder)
+        with self.report.phase("finish"):
+            self._finish(recorder, model)
+        return result
+
+    def tensors(self) -> Generator[tuple[str, torch.Tensor], None, None]:
+        """All tensors, real, in the order in which they lie, each with memory of its own."""
+        recorder = Recorder(self._executor)
+        batch: list[tuple[str, TensorEntry]] = []
+        held_bytes = 0
+        for name, entry in self._entries():
+            size_bytes = entry.byte_range.size_bytes
+            if batch and held_bytes + size_bytes > self._batch_bytes:
+                yield from self._read_batch(recorder, batch)
+                batch, held_bytes = [], 0
+            batch.append((name, entry))
+            held_bytes += size_bytes
+        yield from self._read_batch(recorder, batch)
+
+    # -- steps ------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        settings, report = self._settings, self.report
+        opened = []
+        for weights in self._sources:
+            source = open_source(weights.uri, settings)
+            self._stack.callback(source.close)
+            checkpoint = open_checkpoint(
+                source, settings, prefer=weights.prefer, patterns=weights.patterns, phases=report
+            )
+            opened.append(source)
+            self._checkpoints.append((weights, checkpoint))
+        report.model_bytes = sum(entry.byte_range.size_bytes for _, entry in self._entries())
+        budget = staging_budget(settings, self._place.local_world_size)
+        self._batch_bytes = budget.bytes
+        slots = max(1, budget.bytes // settings.chunk_bytes)
+        arena = Arena(settings.chunk_bytes, slots)
+        self._stack.callback(arena.close)
+        self._arena = arena
+        fetcher = Fetcher(
+            opened[0] if len(opened) == 1 else CompositeSource(opened),
+            arena,
+            TransferPolicy.from_settings(settings),
+            self._clock,
+            self._stats,
+        )
+        self._stack.callback(fetcher.close)
+        self._executor = Executor(
+            fetcher.fetch,
+            chunk_bytes=settings.chunk_bytes,
+            merge_gap_bytes=settings.merge_gap_bytes,
+            report=report,
+        )
+        logger.debug(
+            "staging: %s in %d slots (%s)", format_size(budget.bytes), slots, budget.reason
+        )
+
+    def _entries(self) -> Iterator[tuple[str, TensorEntry]]:
+        for weights, checkpoint in self._checkpoints:
+            for entry in checkpoint.entries.values():
+                yield weights.prefix + entry.name, entry
+
+    def _trace(self, recorder: Recorder, consume: Callable[[Weights], T]) -> T:
+        def weights() -> Generator[tuple[str, torch.Tensor], None, None]:
+            for name, entry in self._entries():
+                self._current = entry
+                self.report.tensors += 1
+                yield name, recorder.lazy(entry)
+
+        handed_out = weights()
+        try:
+            with recorder.recording():
+                return consume(handed_out)
+        finally:
+            handed_out.close()
+
+    def _place_all(self, recorder: Recorder) -> None:
+        transfers = recorder.transfers
+        self.report.transfers = recorder.recorded_count
+        if recorder.eager_ops:
+            logger.info(
+                "%d values were read while tracing (%s)",
+                sum(recorder.eager_ops.values()),
+                ", ".join(f"{name} x{count}" for name, count in recorder.eager_ops.items()),
+            )
+
+        def start_progress(plan: Plan) -> None:
+            progress = make_progress(
+                self._settings.progress if self._show_progress else "off",
+                plan.fetched_bytes,
+                self._place.rank,
+                self._clock,
+            )
+            self._executor.advance = progress.advance
+            ending.callback(progress.close)
+
+        with ExitStack() as ending:
+            self._executor.run_all(transfers, start_progress)
+        undone = sum(not transfer.done for transfer in transfers)
+        if undone:
+            raise TraceError(
+                f"{undone} of {len(transfers)} copies were not done",
+                hint="this is a fault of fastload: please report it",
+            )
+        recorder.forget(transfers)
+
+    def _finish(self, recorder: Recorder, model: torch.nn.Module | None) -> None:
+        if model is not None:
+            replace_lazy_attributes(model)
+        if recorder.leaked():
+            gc.collect()
+        for node in recorder.leaked():
+            logger.warning("tensor %r is kept by the model outside its modules", node.entry.name)
+            recorder.materialize(node)
+        recorder.close()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+
+    def _untraceable(self, error: Exception) -> str:
+        """Decide whether reading eagerly can help; raises the error, explained, if not."""
+        entry = self._current
+        if entry is None:
+            raise error
+        if isinstance(error, _MISFITS):
+            raise TensorMismatchError(
+                f"{self._place.engine} could not take tensor {entry.name!r}: "
+                f"{type(error).__name__}: {error}",
+                hint="check that config.json and the weights belong to the same model",
+                object=entry.object_id.uri,
+                range=str(entry.byte_range),
+                dtype=entry.dtype,
+                shape=list(entry.shape),
+            ) from error
+        logger.warning(
+            "load_weights could not be traced (at tensor %r: %s: %s); reading eagerly instead",
+            entry.name,
+            type(error).__name__,
+            error,
+        )
+        return f"not traceable: {type(error).__name__}"
+
+    def _load_eagerly(self, consume: Callable[[Weights], T], reason: str) -> T:
+        logger.info("weights are read whole, one after the other: %s", reason)
+        self.report.eager_reason = reason
+        handed_out = self.tensors()
+        try:
+            return consume(handed_out)
+        except FastloadError:
+            raise
+        except Exception as error:
+            if isinstance(error, _MISFITS):
+                self._untraceable(error)
+            raise
+        finally:
+            handed_out.close()
+
+    def _read_batch(
+        self, recorder: Recorder, batch: list[tuple[str, TensorEntry]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        values = self._executor.read_whole([recorder.lazy(entry) for _, entry in batch])
+        for (name, entry), value in zip(batch, values, strict=True):
+            self._current = entry
+            self.report.tensors += 1
+            yield name, value
+
+    def _close(self, error: BaseException | None) -> None:
+        report = self.report
+        report.take_transfer(self._stats.snapshot())
+        with _kept(error):
+            self._stack.close()
+        if hasattr(self, "_arena"):
+            report.peak_staging_bytes = self._arena.peak_leased_bytes
+        report.finish(error)
+        if error is None:
+            logger.info("%s", report.summary_line())
+        if self._settings.report is not None:
+            report.append_to(self._settings.report)
+
+
+@contextmanager
+def _kept(error: BaseException | None) -> Iterator[None]:
+    """An error while cleaning up must not hide the one that ended the load."""
+    try:
+        yield
+    except Exception as second:
+        if error is None:
+            raise
+        error.add_note(f"while cleaning up: {type(second).__name__}: {second}")

@@ -1,0 +1,95 @@
+"""From what is needed to the requests that bring it. Pure: no I/O, no clock, no torch."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from fastload_common.plan.extents import extents, merge
+from fastload_common.plan.records import Chunk, Plan, TensorRead
+from fastload_common.ranges import ByteRange, ObjectId
+
+__all__ = ["ALIGNMENT_BYTES", "plan_reads"]
+
+# Chunks begin at multiples of this, so that what is aligned in the object is aligned in a
+# staging slot (slots are page-aligned) and no element straddles two chunks. 64 is the widest
+# vector load and a multiple of every element size.
+ALIGNMENT_BYTES = 64
+
+
+def plan_reads(reads: Sequence[TensorRead], *, chunk_bytes: int, merge_gap_bytes: int) -> Plan:
+    """Plan the requests for a list of reads.
+
+    Args:
+        reads: in the order in which they will be wanted; chunks are asked for in that order.
+        chunk_bytes: largest request; a multiple of ALIGNMENT_BYTES.
+        merge_gap_bytes: read over gaps up to this long rather than ask twice.
+    """
+    if chunk_bytes % ALIGNMENT_BYTES or chunk_bytes <= 0:
+        raise ValueError(f"chunk_bytes must be a multiple of {ALIGNMENT_BYTES}: {chunk_bytes}")
+    by_object: dict[ObjectId, list[tuple[int, list[tuple[int, int]]]]] = {}
+    for index, read in enumerate(reads):
+        ranges = extents(read, merge_gap_bytes=merge_gap_bytes)
+        if ranges:
+            by_object.setdefault(read.object_id, []).append((index, ranges))
+    chunk_counts = [0] * len(reads)
+    planned: list[tuple[int, Chunk, list[int]]] = []  # (first wanted by, chunk, readers)
+    for object_id, wanted in by_object.items():
+        # Gaps below the alignment are always merged: a chunk may begin that much earlier.
+        gap_bytes = max(merge_gap_bytes, ALIGNMENT_BYTES - 1)
+        spans = _cut(
+            merge([span for _, ranges in wanted for span in ranges], gap_bytes), chunk_bytes
+        )
+        starts = [start for start, _ in spans]
+        readers: list[list[int]] = [[] for _ in spans]
+        used = [0] * len(spans)
+        counted: set[tuple[int, int, object]] = set()
+        for index, ranges in wanted:
+            read = reads[index]
+            density = _density(read, ranges)
+            # The same view read twice (tied weights, replicas) needs its bytes once.
+            identity = (read.data_start, read.itemsize_bytes, read.view)
+            fresh = identity not in counted
+            counted.add(identity)
+            for start, end in ranges:
+                for k in range(bisect_right(starts, start) - 1, len(spans)):
+                    low, high = spans[k]
+                    if low >= end:
+                        break
+                    if fresh:
+                        used[k] += round(density * (min(high, end) - max(low, start)))
+                    if not readers[k] or readers[k][-1] != index:
+                        readers[k].append(index)
+                        chunk_counts[index] += 1
+        for (start, end), who, needed in zip(spans, readers, used, strict=True):
+            chunk = Chunk(object_id, ByteRange(start, end), min(needed, end - start))
+            planned.append((who[0], chunk, who))
+    planned.sort(key=lambda row: row[0])
+    return Plan(
+        chunks=[chunk for _, chunk, _ in planned],
+        readers=[who for _, _, who in planned],
+        chunk_counts=chunk_counts,
+        needed_bytes=sum(chunk.needed_bytes for _, chunk, _ in planned),
+        fetched_bytes=sum(chunk.byte_range.size_bytes for _, chunk, _ in planned),
+    )
+
+
+def _cut(ranges: list[tuple[int, int]], chunk_bytes: int) -> list[tuple[int, int]]:
+    """Cut ranges to chunks that begin at aligned offsets (a range may begin a little earlier)."""
+    spans: list[tuple[int, int]] = []
+    for first, end in ranges:
+        start = first - first % ALIGNMENT_BYTES
+        while start < end:
+            stop = min(end, start + chunk_bytes)
+            spans.append((start, stop))
+            start = stop
+    return spans
+
+
+def _density(read: TensorRead, ranges: list[tuple[int, int]]) -> float:
+    """Needed bytes / bytes of the ranges, for one read."""
+    count = 1
+    for size, stride in zip(read.view.sizes, read.view.strides, strict=True):
+        count *= size if stride else 1  # an expanded dimension costs nothing
+    covered = sum(end - start for start, end in ranges)
+    return min(1.0, count * read.itemsize_bytes / covered)

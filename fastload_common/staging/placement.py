@@ -1,0 +1,158 @@
+"""Put the bytes of one read into one real tensor, chunk by chunk as they come.
+
+Three ways, chosen once per read:
+
+- *typed*: elements are aligned and no element straddles two chunks (the planner's alignment
+  sees to that): the part of the view that a chunk holds is copied as torch copies strided
+  tensors, a cast included;
+- *bytes*: the data is not aligned to its dtype in the object: the same, element by byte;
+- *raw*: the view is neither of both (expanded, overlapping, unaligned and cast): its whole
+  extent is gathered first, then copied.
+
+Knows torch and views, not names of tensors, URIs or requests. Host targets are written by
+memory copies, others (GPU) by torch's own copies from pageable memory.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fastload_common.plan.geometry import Box, dense_strides_like, nested, ordered
+from fastload_common.plan.pieces import pieces
+from fastload_common.plan.records import TensorRead
+
+__all__ = ["ChunkBytes", "Placement"]
+
+
+class ChunkBytes:
+    """The bytes of one chunk as tensors. Valid while its staging slot is leased.
+
+    Args:
+        data: the slot's memory, aligned to at least 64 bytes.
+        start: where the chunk begins in its object.
+    """
+
+    __slots__ = ("_raw", "_typed", "end", "start")
+
+    def __init__(self, data: memoryview, start: int) -> None:
+        self._raw = torch.frombuffer(data, dtype=torch.uint8)
+        self._typed: dict[torch.dtype, torch.Tensor] = {torch.uint8: self._raw}
+        self.start = start
+        self.end = start + len(data)
+
+    def typed(self, dtype: torch.dtype) -> torch.Tensor:
+        """One-dimensional view of the bytes in another dtype (a rest is cut off)."""
+        typed = self._typed.get(dtype)
+        if typed is None:
+            whole = len(self._raw) // dtype.itemsize * dtype.itemsize
+            typed = self._typed[dtype] = self._raw[:whole].view(dtype)
+        return typed
+
+
+class Placement:
+    """One read on its way into one destination.
+
+    Args:
+        read: which bytes.
+        dtype: what these bytes are.
+        destination: real tensor with the sizes of ``read.view``, or None for a new one on the
+            host with the stride order of the view.
+    """
+
+    __slots__ = ("_at", "_box", "_destination", "_dtype", "_raw", "_unit", "read")
+
+    def __init__(
+        self, read: TensorRead, dtype: torch.dtype, destination: torch.Tensor | None = None
+    ) -> None:
+        self.read = read
+        self._dtype = dtype
+        self._destination = destination
+        self._raw: torch.Tensor | None = None
+        self._box: Box | None = None
+        self._at: torch.Tensor | None = None
+        self._unit = dtype  # of which the box counts its elements
+
+    @property
+    def held_bytes(self) -> int:
+        """Private memory that this placement needs until it is finished."""
+        if self._destination is None:
+            return self.read.view.numel * self.read.itemsize_bytes
+        return 0
+
+    def take(self, chunk: ChunkBytes) -> None:
+        """Copy what a chunk holds of this read. Each chunk of the read must come once."""
+        if self._at is None and self._raw is None:
+            self._prepare()
+        if self._raw is not None:
+            self._gather(self._raw, chunk)
+            return
+        assert self._box is not None
+        assert self._at is not None
+        destination, unit, read = self._at, self._unit.itemsize, self.read
+        source = chunk.typed(self._unit)
+        # Where element 0 of the tensor lies in the chunk; may lie before it.
+        origin = (read.data_start - chunk.start) // unit
+        first = read.view.offset * (read.itemsize_bytes // unit)
+        for piece in pieces(
+            self._box,
+            first,
+            int(destination.storage_offset()),
+            -origin,
+            (chunk.end - chunk.start) // unit - origin,
+        ):
+            destination.as_strided(piece.sizes, piece.dst_strides, piece.dst_offset).copy_(
+                source.as_strided(piece.sizes, piece.src_strides, origin + piece.src_offset)
+            )
+
+    def finish(self) -> torch.Tensor:
+        """After the last chunk: the destination, complete."""
+        destination = self._target()
+        if self._raw is not None:
+            view = self.read.view
+            typed = self._raw.view(self._dtype)
+            destination.copy_(typed.as_strided(view.sizes, view.strides, 0))
+            self._raw = None
+        return destination
+
+    def _target(self) -> torch.Tensor:
+        if self._destination is None:
+            view = self.read.view
+            self._destination = torch.empty_strided(
+                view.sizes, dense_strides_like(view.sizes, view.strides), dtype=self._dtype
+            )
+        return self._destination
+
+    def _prepare(self) -> None:
+        destination = self._target()
+        read = self.read
+        view, itemsize = read.view, read.itemsize_bytes
+        box = ordered(view.sizes, view.strides, tuple(destination.stride()))
+        if nested(box.sizes, box.src_strides):
+            if read.data_start % itemsize == 0:
+                self._at, self._box = destination, box
+                return
+            if destination.dtype == self._dtype and destination.device.type == "cpu":
+                self._at, self._unit = _as_bytes(destination), torch.uint8
+                self._box = ordered(
+                    (*view.sizes, itemsize),
+                    (*(s * itemsize for s in view.strides), 1),
+                    (*(s * itemsize for s in destination.stride()), 1),
+                )
+                return
+        self._raw = torch.empty(view.span * itemsize, dtype=torch.uint8)
+
+    def _gather(self, raw: torch.Tensor, chunk: ChunkBytes) -> None:
+        base = self.read.data_start + self.read.view.offset * self.read.itemsize_bytes
+        start, end = max(base, chunk.start), min(base + len(raw), chunk.end)
+        if start < end:
+            part = chunk.typed(torch.uint8)[start - chunk.start : end - chunk.start]
+            raw[start - base : end - base].copy_(part)
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory as bytes; its offset is where the tensor begins."""
+    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    storage = tensor.untyped_storage()
+    offset_bytes = tensor.storage_offset() * tensor.element_size()
+    flat.set_(storage, offset_bytes, (storage.nbytes() - offset_bytes,), (1,))
+    return flat

@@ -1,0 +1,153 @@
+"""Operations on lazy tensors that make new values: kept as expressions, computed later."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from fastload_common.plan.geometry import contiguous_strides, dense_strides_like, ordered
+from fastload_common.trace.lazy_tensor import LazyTensor, view_of
+from fastload_common.trace.nodes import Call, ExprNode
+from fastload_common.trace.views import meta_like
+
+if TYPE_CHECKING:
+    from fastload_common.trace.recorder import Recorder
+
+__all__ = ["fast_copy", "make_expression"]
+
+aten = torch.ops.aten
+
+# A real tensor inside an expression could change before the expression is evaluated; a small
+# one is copied, for a larger one the expression is computed at once.
+_SNAPSHOT_BYTES = 64 * 1024
+
+
+def fast_copy(recorder: Recorder, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """`clone`, `contiguous` and `to`: a copy whose views can be taken from its source.
+
+    Returns None where it is another operation or an unusual form of these.
+    """
+    if func is aten.clone.default:
+        dtype = device = None
+        if set(kwargs) - {"memory_format"}:
+            return None
+    elif func is aten._to_copy.default:
+        if set(kwargs) - {"dtype", "device", "memory_format", "layout", "non_blocking"}:
+            return None
+        if kwargs.get("layout") not in (None, torch.strided):
+            return None
+        dtype, device = kwargs.get("dtype"), kwargs.get("device")
+    else:
+        return None
+    source = args[0]
+    sizes, strides, _ = view_of(source)
+    memory_format = kwargs.get("memory_format")
+    if memory_format is torch.contiguous_format:
+        out_strides = contiguous_strides(sizes)
+    elif memory_format in (None, torch.preserve_format) and _plain_order(sizes, strides):
+        out_strides = dense_strides_like(sizes, strides)
+    else:
+        return None
+    if device is not None:
+        device = torch.device(device)
+        if device.type == "meta":
+            return None
+    return _wrap(
+        recorder,
+        Call(func, args, kwargs),
+        0,
+        dtype or source.dtype,
+        sizes,
+        out_strides,
+        device or source.device,
+        copy_of=source,
+    )
+
+
+def _plain_order(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether torch's preserve_format result is foretold by sorting the strides."""
+    if 0 in sizes or any(stride == 0 for n, stride in zip(sizes, strides, strict=True) if n != 1):
+        return False
+    box = ordered(sizes, strides, strides)
+    dense = 1
+    for size, stride in zip(reversed(box.sizes), reversed(box.src_strides), strict=True):
+        if stride != dense:
+            return False
+        dense *= size
+    return all(n != 1 for n in sizes) or strides == contiguous_strides(sizes)
+
+
+def make_expression(recorder: Recorder, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Any operation without side effects, as an expression.
+
+    Returns:
+        Lazy tensors in the shape of the operation's result, or None where it must be computed
+        now: it gives no tensor, needs values, or takes large real tensors.
+    """
+    if "device" in kwargs or not _snapshots(args, kwargs):
+        return None
+    args, kwargs = tree_map_only(
+        torch.Tensor,
+        lambda value: value if type(value) is LazyTensor else value.clone(),
+        (args, kwargs),
+    )
+    lazies = [value for value in tree_leaves((args, kwargs)) if type(value) is LazyTensor]
+    device = lazies[0].device
+    if any(lazy.device != device for lazy in lazies):
+        return None
+    try:
+        meta_args, meta_kwargs = tree_map_only(torch.Tensor, _to_meta, (args, kwargs))
+        foretold = func(*meta_args, **meta_kwargs)
+    except Exception:  # noqa: BLE001 - whatever meta kernels cannot do is computed instead
+        return None
+    outputs = list(foretold) if isinstance(foretold, list | tuple) else [foretold]
+    if not outputs or not all(isinstance(value, torch.Tensor) for value in outputs):
+        return None
+    call = Call(func, args, kwargs)
+    made = [
+        _wrap(
+            recorder,
+            call,
+            index,
+            value.dtype,
+            tuple(value.shape),
+            dense_strides_like(tuple(value.shape), tuple(value.stride())),
+            device,
+        )
+        for index, value in enumerate(outputs)
+    ]
+    return type(foretold)(made) if isinstance(foretold, list | tuple) else made[0]
+
+
+def _snapshots(args: Any, kwargs: dict[str, Any]) -> bool:
+    return all(
+        type(value) is LazyTensor or value.nbytes <= _SNAPSHOT_BYTES
+        for value in tree_leaves((args, kwargs))
+        if isinstance(value, torch.Tensor)
+    )
+
+
+def _to_meta(value: torch.Tensor) -> torch.Tensor:
+    if type(value) is LazyTensor:
+        return meta_like(value)
+    # A zero-dimensional tensor on the CPU takes part in type promotion as such.
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+def _wrap(
+    recorder: Recorder,
+    call: Call,
+    index: int,
+    dtype: torch.dtype,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    device: torch.device,
+    copy_of: LazyTensor | None = None,
+) -> LazyTensor:
+    node = ExprNode(recorder, call, index, dtype, sizes, strides, device, copy_of)
+    for source in call.inputs():
+        source.node.derived.append(weakref.ref(node))
+    return LazyTensor(node, sizes, strides)

@@ -1,0 +1,136 @@
+"""A tensor that stands for a strided view of a tensor in the checkpoint and holds no byte.
+
+View operations change its geometry only; `param.copy_(lazy)` is recorded; what needs a value
+reads it. All decisions are the recorder's; this class only brings torch's calls to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+from fastload_common.plan.geometry import View
+from fastload_common.trace.nodes import Node, real_view
+
+__all__ = ["LazyTensor", "view_of"]
+
+
+class LazyTensor(torch.Tensor):
+    """Wrapper subclass: sizes, strides, offset and dtype are real, the data is not.
+
+    Operations that torch does not dispatch (numpy, data_ptr, pickling, ...) are overridden
+    here: they read the value. Attributes: `node` is the value that this is a view of.
+    """
+
+    node: Node
+
+    # Python-level hooks cost a microsecond per call and show nothing that dispatch does not.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(
+        cls,
+        node: Node,
+        sizes: tuple[int, ...],
+        strides: tuple[int, ...],
+        offset: int = 0,
+        dtype: torch.dtype | None = None,
+    ) -> LazyTensor:
+        lazy: LazyTensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            sizes,
+            strides=strides,
+            storage_offset=offset,
+            dtype=dtype or node.dtype,
+            device=node.device,
+        )
+        lazy.node = node
+        return lazy
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        # Reached only where no recording mode is active: another thread, or after the load.
+        recorder = _recorder_of(args, kwargs)
+        return recorder.dispatch_foreign(func, args, kwargs or {})
+
+    def materialize(self) -> torch.Tensor:
+        """The value as a real tensor that shares memory with other reads of this node."""
+        self.node.recorder.materialize(self.node)
+        return real_view(self.node, self)
+
+    def narrow(self, dim: int, start: Any, length: int) -> torch.Tensor:  # type: ignore[override]
+        # The one operation that every weight loader runs; a tenth of the dispatched cost.
+        sizes = self.shape
+        if (
+            self.node.real is None
+            and type(start) is int
+            and type(length) is int
+            and -len(sizes) <= dim < len(sizes)
+            and 0 <= start <= start + length <= sizes[dim]
+        ):
+            strides = self.stride()
+            if dim < 0:
+                dim += len(sizes)
+            new_sizes = (*sizes[:dim], length, *sizes[dim + 1 :])
+            offset = int(self.storage_offset()) + start * strides[dim]
+            return LazyTensor(self.node, new_sizes, strides, offset, self.dtype)
+        return super().narrow(dim, start, length)
+
+    def numpy(self, *args: Any, **kwargs: Any) -> Any:
+        return self.materialize().numpy(*args, **kwargs)
+
+    def tolist(self) -> Any:
+        return self.materialize().tolist()
+
+    def data_ptr(self) -> int:
+        return self.materialize().data_ptr()
+
+    def const_data_ptr(self) -> int:
+        return self.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.materialize().untyped_storage()
+
+    def storage(self) -> Any:
+        return self.materialize().storage()  # type: ignore[no-untyped-call]
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.materialize().__array__(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.materialize().__dlpack__(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        return self.materialize().clone()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.materialize().clone().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    def __format__(self, spec: str) -> str:
+        return self.item().__format__(spec) if self.dim() == 0 else repr(self)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"LazyTensor(shape={tuple(self.shape)}, dtype={self.dtype}, of={self.node!r})"
+
+    def share_memory_(self) -> NoReturn:
+        raise RuntimeError("a tensor of the checkpoint cannot be moved to shared memory")
+
+
+def view_of(lazy: torch.Tensor) -> View:
+    """A lazy tensor's geometry as plain integers."""
+    return View(tuple(lazy.shape), tuple(lazy.stride()), int(lazy.storage_offset()))
+
+
+def _recorder_of(args: Any, kwargs: Any) -> Any:
+    from torch.utils._pytree import tree_leaves
+
+    for value in tree_leaves((args, kwargs)):
+        if isinstance(value, LazyTensor):
+            return value.node.recorder
+    raise AssertionError("dispatched without a lazy tensor")

@@ -1,0 +1,361 @@
+"""Runs the engine's own `load_weights` over lazy tensors and records what it copies.
+
+The rules (docs/decisions/0004-trace.md has the reasons):
+
+- a view operation on a lazy tensor changes its geometry;
+- ``real.copy_(lazy)`` is recorded as a `Transfer`; nothing moves;
+- any other operation on lazy tensors becomes an expression, evaluated when its bytes are there;
+  if it cannot be one (it needs a value now, or depends on real tensors that may change), the
+  bytes are read now and it is computed;
+- an operation on real tensors that reads or writes memory with pending transfers settles
+  those first, and only those that overlap;
+- an in-place operation on a lazy tensor reads the tensor, after settling what was recorded from
+  its old value; views see the new value.
+
+A dispatch mode sees one thread. In another thread nothing is recorded: copies are done at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from fastload_common.checkpoint.records import TensorEntry
+from fastload_common.errors import TraceError
+from fastload_common.trace.dtypes import torch_layout
+from fastload_common.trace.expressions import fast_copy, make_expression
+from fastload_common.trace.lazy_tensor import LazyTensor
+from fastload_common.trace.nodes import ExprNode, FileNode, Node, real_view
+from fastload_common.trace.peel import peel
+from fastload_common.trace.pending import PendingWrites
+from fastload_common.trace.schema import READS_NO_VALUES, Effect, effect_of, written_arguments
+from fastload_common.trace.transfer import Transfer
+from fastload_common.trace.views import FAST_VIEWS, view_by_meta
+
+__all__ = ["Recorder", "Resolver"]
+
+aten = torch.ops.aten
+
+
+class Resolver(Protocol):
+    """Brings bytes. Called by the recorder from the tracing thread (or under its lock)."""
+
+    def run(self, transfers: Iterable[Transfer]) -> None:
+        """Do the transfers, in any order; they do not overlap."""
+        ...
+
+    def read(self, lazy: LazyTensor) -> torch.Tensor:
+        """A real tensor with the value, sizes and stride order of a lazy one."""
+        ...
+
+
+class Recorder:
+    """One trace of one `load_weights`.
+
+    Attributes:
+        transfers: what is recorded and not done, in order.
+        settled_count: transfers that had to be done during the trace.
+        eager_ops: operations that had to read at once, by name.
+    """
+
+    def __init__(self, resolver: Resolver) -> None:
+        self._resolver = resolver
+        self._pending = PendingWrites()
+        self._transfers: list[Transfer] = []
+        self._lock = threading.RLock()
+        self._nodes: weakref.WeakSet[FileNode] = weakref.WeakSet()
+        self._closed = False
+        self.settled_count = 0
+        self.recorded_count = 0
+        self.eager_ops: dict[str, int] = {}
+
+    @property
+    def transfers(self) -> list[Transfer]:
+        return [transfer for transfer in self._transfers if not transfer.done]
+
+    def lazy(self, entry: TensorEntry) -> LazyTensor:
+        """A lazy tensor for a whole tensor of the checkpoint."""
+        dtype, sizes = torch_layout(entry)
+        node = FileNode(self, entry, dtype, sizes)
+        self._nodes.add(node)
+        return LazyTensor(node, sizes, node.strides)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record in this thread while the block runs."""
+        with ExitStack() as stack:
+            stack.enter_context(_FunctionMode(self))
+            stack.enter_context(_DispatchMode(self))
+            yield
+
+    def leaked(self) -> list[FileNode]:
+        """Tensors of the checkpoint that somebody still holds lazily."""
+        return [node for node in self._nodes if node.real is None]
+
+    def close(self) -> None:
+        """From now on a lazy tensor that was kept raises when it is used."""
+        self._closed = True
+
+    # -- dispatch ---------------------------------------------------------------------------
+
+    def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """One operation in the recording thread."""
+        first = args[0] if args else None
+        if type(first) is LazyTensor and first.node.real is None:
+            fast = FAST_VIEWS.get(func)
+            if fast is not None:
+                result = fast(*args, **kwargs)
+                return view_by_meta(func, first, args, kwargs) if result is None else result
+        lazies = [v for v in _flat(args, kwargs) if type(v) is LazyTensor]
+        with self._lock, torch._C.DisableTorchFunction(), torch.no_grad():
+            if not lazies:
+                self._settle_touched(func, args, kwargs)
+                return func(*args, **kwargs)
+            return self._dispatch_lazy(func, args, kwargs, lazies)
+
+    def dispatch_foreign(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """One operation on a lazy tensor where no mode is active: nothing is deferred."""
+        if self._closed:
+            raise TraceError(
+                f"a tensor of the checkpoint was used after its load had ended (operation {func})",
+                hint="set FASTLOAD_TRACE=eager, and report which model does this",
+            )
+        first = args[0] if args else None
+        if effect_of(func) is Effect.VIEW and type(first) is LazyTensor and first.node.real is None:
+            return view_by_meta(func, first, args, kwargs)
+        with self._lock:
+            return self._run_now(func, args, kwargs)
+
+    def _dispatch_lazy(
+        self, func: Any, args: Any, kwargs: dict[str, Any], lazies: list[LazyTensor]
+    ) -> Any:
+        if all(lazy.node.real is not None for lazy in lazies):
+            return self._run_now(func, args, kwargs)
+        effect = effect_of(func)
+        if func is aten.copy_.default and type(args[0]) is not LazyTensor:
+            return self._record(args[0], args[1], args, kwargs)
+        if func is aten._foreach_copy_.default:
+            for destination, source in zip(args[0], args[1], strict=True):
+                destination.copy_(source) if type(source) is not LazyTensor else self._record(
+                    destination, source, (destination, source), {}
+                )
+            return None
+        if effect is Effect.VIEW and type(args[0]) is LazyTensor:
+            return view_by_meta(func, args[0], args, kwargs)
+        if effect is Effect.PURE:
+            made = fast_copy(self, func, args, kwargs)
+            if made is None:
+                made = make_expression(self, func, args, kwargs)
+            if made is not None:
+                return made
+        return self._run_now(func, args, kwargs)
+
+    def _run_now(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Read what the operation needs and compute it."""
+        written = {id(v) for v in _written(func, args, kwargs)}
+        results: dict[int, LazyTensor] = {}
+
+        def to_real(lazy: LazyTensor) -> torch.Tensor:
+            if lazy.node.real is None:
+                name = str(func)
+                self.eager_ops[name] = self.eager_ops.get(name, 0) + 1
+            if id(lazy) not in written:
+                return self._value(lazy)
+            self._make_writable(lazy, covers=func in _OVERWRITES)
+            real = real_view(lazy.node, lazy)
+            results[id(real)] = lazy
+            return real
+
+        args, kwargs = tree_map_only(LazyTensor, to_real, (args, kwargs))
+        self._settle_touched(func, args, kwargs)
+        result = func(*args, **kwargs)
+        # In-place operations return their argument: give back the tensor that was passed.
+        return results.get(id(result), result)
+
+    # -- recording --------------------------------------------------------------------------
+
+    def _record(
+        self, destination: torch.Tensor, source: LazyTensor, args: Any, kwargs: dict[str, Any]
+    ) -> torch.Tensor:
+        self._settle(self._pending.overlapping(destination))
+        if source.node.real is not None:
+            return self._run_now(aten.copy_.default, args, kwargs)  # type: ignore[no-any-return]
+        source = self._broadcast(destination, source)
+        if destination.numel() == 0 or destination.is_meta:
+            return destination
+        destination_split, source = peel(destination, source)
+        transfer = Transfer(destination_split, source)
+        source.node.users.append(transfer)
+        self._transfers.append(transfer)
+        self._pending.add(transfer)
+        self.recorded_count += 1
+        return destination
+
+    def _broadcast(self, destination: torch.Tensor, source: LazyTensor) -> LazyTensor:
+        if destination.shape == source.shape:
+            return source
+        expanded = FAST_VIEWS[aten.expand.default](source, list(destination.shape))
+        if expanded is None:
+            # Let torch say what is wrong, in its own words.
+            torch.empty(destination.shape, device="meta").copy_(
+                torch.empty(source.shape, device="meta")
+            )
+            raise AssertionError("torch accepted what cannot be broadcast")
+        return expanded  # type: ignore[no-any-return]
+
+    # -- settling ---------------------------------------------------------------------------
+
+    def settle_all(self, tensor: torch.Tensor) -> None:
+        """Do every pending transfer into a tensor's memory (its address is being taken)."""
+        with self._lock:
+            self._settle(self._pending.in_storage(tensor))
+
+    def _settle_touched(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        if not self._pending or func in READS_NO_VALUES or effect_of(func) is Effect.VIEW:
+            return
+        for value in _flat(args, kwargs):
+            if isinstance(value, torch.Tensor) and type(value) is not LazyTensor:
+                self._settle(self._pending.overlapping(value))
+
+    def _settle(self, transfers: list[Transfer]) -> None:
+        if not transfers:
+            return
+        self.settled_count += len(transfers)
+        self._resolver.run(transfers)
+        self.forget(transfers)
+
+    def forget(self, transfers: Iterable[Transfer]) -> None:
+        """Take done transfers out of the books."""
+        transfers = list(transfers)
+        self._pending.discard(transfers)
+        for transfer in transfers:
+            transfer.done = True
+            users = transfer.source.node.users
+            if transfer in users:
+                users.remove(transfer)
+        if len(transfers) > len(self._transfers) // 2:
+            self._transfers = self.transfers
+
+    def materialize(self, node: Node) -> None:
+        """Give a node its real value: the address of it is needed, or it will be written to."""
+        with self._lock:
+            if node.real is None:
+                if self._closed:
+                    raise TraceError(
+                        "a tensor of the checkpoint was used after its load had ended",
+                        hint="set FASTLOAD_TRACE=eager, and report which model does this",
+                    )
+                node.real = self._resolver.read(LazyTensor(node, node.sizes, node.strides))
+
+    def _value(self, lazy: LazyTensor) -> torch.Tensor:
+        node = lazy.node
+        if node.real is not None:
+            return real_view(node, lazy)
+        size_bytes = node.dtype.itemsize * _prod(node.sizes)
+        if isinstance(node, ExprNode) or size_bytes <= _READ_WHOLE_BYTES:
+            self.materialize(node)
+            return real_view(node, lazy)
+        return self._resolver.read(lazy)
+
+    def _make_writable(self, lazy: LazyTensor, *, covers: bool) -> None:
+        node = lazy.node
+        self._settle(list(node.users))
+        for reference in node.derived:
+            derived = reference()
+            if derived is not None and derived.real is None:
+                # What was computed from the old value must be, before it is gone.
+                self._settle(list(derived.users))
+                self.materialize(derived)
+        node.derived.clear()
+        if node.real is not None:
+            return
+        if covers and lazy.numel() == _prod(node.sizes) and 0 not in lazy.stride():
+            node.real = torch.empty_strided(
+                node.sizes, node.strides, dtype=node.dtype, device=node.device
+            )
+        else:
+            self.materialize(node)
+
+
+# A tensor this small is read whole when a part of it is: the next element then costs nothing.
+_READ_WHOLE_BYTES = 1024 * 1024
+
+# They give every element a value without reading it.
+_OVERWRITES = frozenset(
+    {aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.copy_.default}
+)
+
+
+def _prod(sizes: Iterable[int]) -> int:
+    count = 1
+    for size in sizes:
+        count *= size
+    return count
+
+
+def _flat(args: Any, kwargs: dict[str, Any]) -> Iterable[Any]:
+    if not kwargs and not any(isinstance(value, list | tuple | dict) for value in args):
+        return args  # type: ignore[no-any-return]
+    return tree_leaves((args, kwargs))
+
+
+def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
+    if effect_of(func) is not Effect.WRITE:
+        return []
+    values = []
+    for position, name in written_arguments(func):
+        value = args[position] if position < len(args) else kwargs.get(name)
+        values += tree_leaves(value)
+    return values
+
+
+class _DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Brings every operation of this thread to the recorder."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recorder = recorder
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._recorder.dispatch(func, args, kwargs or {})
+
+
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_TAKES_ADDRESS = frozenset(
+    {
+        torch.Tensor.data_ptr,
+        torch.Tensor.numpy,
+        torch.Tensor.tolist,
+        torch.Tensor.__array__,
+        torch.Tensor.__dlpack__,
+        torch.Tensor.share_memory_,
+    }
+)
+
+
+class _FunctionMode(TorchFunctionMode):
+    """Sees the few calls that torch does not dispatch."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _TAKES_ADDRESS and type(args[0]) is not LazyTensor:
+            self._recorder.settle_all(args[0])
+        elif func == _SET_DATA and type(args[1]) is LazyTensor:
+            # The parameter takes over the loaded tensor itself: it must be a real one.
+            args = (args[0], args[1].materialize())
+        return func(*args, **kwargs) if kwargs else func(*args)
