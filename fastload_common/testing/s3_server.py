@@ -67,6 +67,7 @@ class S3Server:
         self._max_volumes = max_volumes
         self._directory: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._ports: dict[str, int] = {}
         self._clock = SystemClock()
 
     def __enter__(self) -> S3Server:
@@ -91,8 +92,9 @@ class S3Server:
         weed = find_weed()
         self._directory = Path(tempfile.mkdtemp(prefix="fastload-s3-"))
         try:
-            port = free_port()
-            command = [str(weed), *self._arguments(self._directory, port)]
+            self._ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
+            port = self._ports["s3"]
+            command = [str(weed), *self._arguments(self._directory)]
             with (self._directory / "log").open("wb") as log:
                 self._process = subprocess.Popen(
                     ["/bin/sh", "-c", _KEEPER, "sh", *command],
@@ -126,6 +128,9 @@ class S3Server:
         directory, self._directory = self._directory, None
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
+        # Sockets that it makes there whatever it is told, and leaves behind when it is killed.
+        for name, port in self._ports.items():
+            Path(f"/tmp/seaweedfs-{name}-grpc-{port + _GRPC_OFFSET}.sock").unlink(missing_ok=True)
 
     def environ(self) -> dict[str, str]:
         """The ``AWS_*`` variables by which any S3 client finds and may use this server."""
@@ -173,7 +178,7 @@ class S3Server:
             client.upload_file(str(file), bucket, key)
         return len(files)
 
-    def _arguments(self, directory: Path, s3_port: int) -> list[str]:
+    def _arguments(self, directory: Path) -> list[str]:
         config = directory / "s3.json"
         credentials = {"accessKey": self.access_key, "secretKey": self.secret_key}
         actions = ["Admin", "Read", "Write", "List", "Tagging"]
@@ -191,15 +196,19 @@ class S3Server:
             "-ip=127.0.0.1",
             "-ip.bind=127.0.0.1",
             f"-dir={data}",
-            f"-master.port={free_port()}",
-            f"-volume.port={free_port()}",
+            f"-master.port={self._ports['master']}",
+            f"-volume.port={self._ports['volume']}",
             "-filer",
-            f"-filer.port={free_port()}",
+            f"-filer.port={self._ports['filer']}",
             f"-filer.localSocket={directory}/filer.sock",
             "-s3",
-            f"-s3.port={s3_port}",
+            f"-s3.port={self._ports['s3']}",
             f"-s3.config={config}",
+            # Further services on fixed ports: a second server would not start beside the first.
             "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
+            # It would send statistics to its makers.
+            "-master.telemetry=false",
             f"-s3.localSocket={directory}/s3.sock",
             "-master.volumeSizeLimitMB=1024",
             f"-volume.max={self._max_volumes}",
