@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from fastload_common.cli.output import console, print_json, table
+from fastload_common.cli.output import print_json, show, table
 from fastload_common.cli.settings import AsJson, SetOption, Uri, settings_from
 from fastload_common.clock import Clock, SystemClock
 from fastload_common.config import Settings
@@ -159,6 +159,4 @@ def _print(result: BenchResult) -> None:
     for kind, count in numbers["errors"].items():
         printed.add_row(kind, f"{count} times, asked again")
     printed.add_row("staging", f"{format_size(result.peak_staging_bytes)} at most")
-    out = console()
-    out.print(result.uri)
-    out.print(printed)
+    show(result.uri, printed)

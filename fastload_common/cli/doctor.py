@@ -15,7 +15,7 @@ from fastload_common.cli.machine_checks import (
     check_memory,
     check_settings,
 )
-from fastload_common.cli.output import console, print_json, table
+from fastload_common.cli.output import print_json, show, table
 from fastload_common.cli.settings import AsJson, SetOption, settings_from
 from fastload_common.cli.source_checks import check_credentials, check_source
 from fastload_common.config import Settings
@@ -74,4 +74,4 @@ def _print(checks: list[Check]) -> None:
         printed.add_row(status, check.name, check.found)
         if check.remedy:
             printed.add_row("", "", f"-> {check.remedy}")
-    console().print(printed)
+    show(printed)

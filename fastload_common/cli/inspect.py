@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastload_common.cli.output import console, print_json, table
+from fastload_common.cli.output import print_json, show, table
 from fastload_common.cli.settings import AsJson, SetOption, Uri, settings_from
 from fastload_common.units import format_size
 
@@ -86,7 +86,6 @@ def _as_dict(checkpoint: Checkpoint, *, with_tensors: bool) -> dict[str, Any]:
 
 
 def _print(checkpoint: Checkpoint, *, with_tensors: bool) -> None:
-    out = console()
     keys = {shard.object_id.uri: shard.key for shard in checkpoint.shards}
     if with_tensors:
         listed = table("tensor", "dtype", "shape", "size", "shard", right=("size",))
@@ -98,18 +97,18 @@ def _print(checkpoint: Checkpoint, *, with_tensors: bool) -> None:
                 format_size(entry.byte_range.size_bytes),
                 keys.get(entry.object_id.uri, entry.object_id.uri),
             )
-        out.print(listed, "")
+        show(listed, "")
     shards = table("shard", "size", "tensors", right=("size", "tensors"))
     for shard in checkpoint.shards:
         shards.add_row(shard.key, format_size(shard.object_id.size_bytes), str(shard.tensor_count))
-    out.print(shards, "")
+    show(shards, "")
     dtypes = table("dtype", "tensors", "size", right=("tensors", "size"))
     for dtype, (count, size_bytes) in _by_dtype(checkpoint).items():
         dtypes.add_row(dtype, str(count), format_size(size_bytes))
-    out.print(dtypes, "")
+    show(dtypes, "")
     if checkpoint.ignored_keys:
-        out.print(f"not read: {', '.join(checkpoint.ignored_keys)}")
-    out.print(
+        show(f"not read: {', '.join(checkpoint.ignored_keys)}")
+    show(
         f"{checkpoint.root}: {len(checkpoint.entries)} tensors in {len(checkpoint.shards)} "
         f"shards, {format_size(checkpoint.tensor_bytes)}"
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fastload_common.cli.output import console, print_json, table
+from fastload_common.cli.output import print_json, show, table
 from fastload_common.config import OPTIONS, Option, Settings, environment, load_settings
 from fastload_common.errors import ConfigError
 from fastload_common.units import format_size
@@ -47,7 +47,7 @@ def config(assignments: SetOption = None, as_json: AsJson = False) -> None:
     printed = table("setting", "value", "origin", "meaning")
     for option, value, origin in rows:
         printed.add_row(option.name, _shown(option, value), origin, option.meaning)
-    console().print(printed)
+    show(printed)
 
 
 def _parse_assignments(assignments: Sequence[str] | None) -> dict[str, str]:

@@ -78,6 +78,8 @@ def check_source(uri: str | None, settings: Settings) -> Iterator[Check]:
         described = source.describe()
         yield Check("source", "ok", f"{described.kind}: {described.root}")
         for name, value in described.facts.items():
+            if name in ("credentials", "anonymous"):
+                continue  # have a line of their own
             # A source that cannot say how it would be reached says why.
             yield Check(name.replace("_", " "), "fail" if name == "error" else "ok", value)
         yield _read_once(source)
