@@ -7,6 +7,7 @@ After `stop` nothing is delivered any more: what arrives late is released at onc
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 from collections import deque
@@ -20,8 +21,12 @@ from fastload_common.units import format_size
 
 __all__ = ["Filled", "Run", "Staging", "StagingSlot"]
 
+_log = logging.getLogger(__name__)
+
 # A deadline is on the injected clock; a blocked consumer looks at it this often, in real time.
 _DEADLINE_POLL_S = 0.1
+# A silence longer than this is worth a line in the log, in real time.
+_STALL_WARNING_S = 30.0
 _MAX_NOTES = 5
 
 
@@ -197,15 +202,35 @@ class Run:
             seen.add(text)
 
     def _wait(self) -> Filled | None:
-        if self._deadline_s is None:
-            return self._results.get()
+        poll_s = _STALL_WARNING_S if self._deadline_s is None else _DEADLINE_POLL_S
+        waited_s = 0.0
         while True:
             try:
-                return self._results.get(timeout=0 if self._is_late() else _DEADLINE_POLL_S)
+                return self._results.get(timeout=0 if self._is_late() else poll_s)
             except queue.Empty:
                 if self._is_late():
                     self.fail(self.deadline_error())
                     return None
+            waited_s += poll_s
+            if waited_s >= _STALL_WARNING_S:
+                self._warn_of_stall(waited_s)
+                waited_s = 0.0
+
+    def _warn_of_stall(self, waited_s: float) -> None:
+        with self._changed:
+            taken = self._chunk_count - len(self._pending)
+            in_flight = taken - self._delivered_count
+            waiting = self._chunk_count - self._unreserved - taken
+        _log.warning(
+            "no range has arrived for %.0f s: %d of %d ranges are there, %d in flight, %d wait "
+            "for staging memory%s",
+            waited_s,
+            self._delivered_count,
+            self._chunk_count,
+            in_flight,
+            waiting,
+            " (nothing is in flight: all of it is held by whoever places)" if not in_flight else "",
+        )
 
     def _is_late(self) -> bool:
         remaining_s = self.remaining_s()

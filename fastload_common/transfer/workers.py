@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import sys
 import threading
@@ -185,6 +186,7 @@ class WorkerPool:
         self._workers: list[Worker] = []
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         self._run: Run | None = None
         self._closed = False
 
@@ -192,8 +194,11 @@ class WorkerPool:
         """Let up to ``limit`` workers serve the run.
 
         Raises:
-            RuntimeError: another run is not finished, or the pool is closed.
+            RuntimeError: another run is not finished, the pool is closed, or it was made
+                before a fork: then its threads and connections belong to the parent.
         """
+        if os.getpid() != self._pid:
+            raise RuntimeError("this fetcher belongs to the parent process: make a new one")
         with self._lock:
             if self._closed:
                 raise RuntimeError("this fetcher is closed")
@@ -232,6 +237,8 @@ class WorkerPool:
 
     def stop(self) -> None:
         """Tell all threads to end; does not wait for them. Safe to call twice."""
+        if os.getpid() != self._pid:
+            return  # aborting would shut the parent's connections
         with self._lock:
             if self._closed:
                 return
@@ -250,9 +257,11 @@ class WorkerPool:
         if run is not None:
             self._abort_until_idle(run)
             run.release_undelivered()
+        patience_s = _JOIN_TIMEOUT_S
         for thread in self._threads:
-            thread.join(_JOIN_TIMEOUT_S)
+            thread.join(patience_s)
             if thread.is_alive():
+                patience_s = 0.0  # the others had the same time
                 _log.warning("%s did not end: its request ignores the abort", thread.name)
         self._threads.clear()
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
+import queue
+import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 
 import pytest
@@ -14,6 +18,7 @@ from fastload_common.errors import OutOfBudgetError, StagingError
 from fastload_common.plan.records import Chunk
 from fastload_common.ranges import ByteRange
 from fastload_common.testing.scripted_source import ScriptedSource
+from fastload_common.transfer import run as run_module
 from fastload_common.transfer.run import Filled
 from tests.common.transfer.transfer_bench import (
     CHUNK_BYTES,
@@ -134,6 +139,56 @@ def test_two_fetches_at_once_are_refused(make: MakeFetcher) -> None:
     assert bench.read(bench.chunks()) == bench.expected(bench.chunks())
 
 
+def test_s25_a_forked_child_cannot_use_or_disturb_the_parents_fetcher(make: MakeFetcher) -> None:
+    bench = make(ScriptedSource({"a": content(5000)}))
+    bench.read(bench.chunks())
+    child = os.fork()
+    if child == 0:  # nothing may leave this branch
+        status = 1
+        try:
+            next(bench.fetcher.fetch(bench.chunks()))
+        except RuntimeError as error:
+            bench.fetcher.close()
+            status = 0 if "parent process" in str(error) else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert bench.read(bench.chunks()) == bench.expected(bench.chunks())
+
+
+@pytest.mark.parametrize("stuck", ["in flight", "waiting"])
+def test_a_silence_is_told(
+    make: MakeFetcher,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    stuck: str,
+) -> None:
+    monkeypatch.setattr(run_module, "_STALL_WARNING_S", 0.05)
+    said: queue.SimpleQueue[str] = queue.SimpleQueue()
+    monkeypatch.setattr(run_module._log, "warning", lambda text, *args: said.put(text % args))
+    gate = threading.Event()
+    bench = make(ScriptedSource({"a": content(3000)}, gate=gate), slots=2)
+    running = bench.fetcher.fetch(bench.chunks())
+    held: list[Filled] = []
+    if stuck == "waiting":
+        gate.set()
+        held += [next(running), next(running)]
+    thread = threading.Thread(target=lambda: held.append(next(running)))
+    thread.start()
+    message = said.get(timeout=10)
+    gate.set()
+    if stuck == "waiting":
+        assert "2 of 3 ranges are there, 0 in flight, 1 wait for staging memory" in message
+        assert "held by whoever places" in message
+        held[0].release()
+    else:
+        assert "0 of 3 ranges are there, 2 in flight, 1 wait for staging memory" in message
+    thread.join(10)
+    running.close()
+    for filled in held:
+        filled.release()
+
+
 def test_a_closed_fetcher_is_refused(make: MakeFetcher) -> None:
     bench = make(ScriptedSource({"a": content(5000)}))
     bench.fetcher.close()
@@ -199,6 +254,37 @@ running = fetcher.fetch(
 held = [next(running), next(running)]
 print("end of main")
 """
+
+
+INTERRUPTED = ABANDON.replace(
+    'print("end of main")',
+    """
+print("waiting", flush=True)
+try:
+    next(running)
+finally:
+    fetcher.close()
+    left = [t.name for t in threading.enumerate() if t.name.startswith("fastload")]
+    print("left:", left, flush=True)
+""",
+)
+
+
+def test_a_real_interrupt_ends_a_stalled_fetch_within_a_second() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        began_s = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert time.monotonic() - began_s < 1.5  # a second, and the interpreter's own end
+    assert out == "left: []\n"
+    assert err.rstrip().endswith("KeyboardInterrupt")
 
 
 def test_an_abandoned_fetch_does_not_keep_the_interpreter() -> None:
