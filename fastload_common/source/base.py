@@ -83,7 +83,11 @@ class Receiver(Protocol):
         ...
 
     def abort(self) -> None:
-        """Make a `receive` that runs in another thread fail at once. Safe at any time."""
+        """Make a `receive` that runs in another thread fail at once. Safe at any time.
+
+        For good: every later `receive` fails too, so that an abort cannot come too early. Close
+        the receiver and open another.
+        """
         ...
 
     def close(self) -> None: ...

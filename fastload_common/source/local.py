@@ -161,7 +161,8 @@ class LocalSource:
                     _LOG.warning("not followed: %s leads back to a directory above it", directory)
                     continue
                 with os.scandir(directory) as entries:
-                    children = [(entry.name, entry.is_dir()) for entry in entries]
+                    # Not entry.is_dir(): that one raises for a loop of links.
+                    children = [(entry.name, os.path.isdir(entry.path)) for entry in entries]
             except OSError as error:
                 raise file_error(error, directory, "list") from error
             here = above | {(status.st_dev, status.st_ino)}

@@ -24,6 +24,7 @@ from fastload_common import __version__
 from fastload_common.config import Settings, environment
 from fastload_common.errors import ConfigError
 from fastload_common.ranges import ByteRange, ObjectId
+from fastload_common.source.aws_session import discard_session, make_client, shared_session
 from fastload_common.source.http_message import Endpoint
 from fastload_common.source.proxies import find_proxy, proxy_url
 from fastload_common.source.range_reply import if_match, range_header
@@ -211,13 +212,12 @@ class S3Session:
     def _client(self, state: _State) -> Any:
         """The client of this process; the caller holds the lock."""
         if state.client is None:
-            import botocore.session
             from botocore import UNSIGNED
             from botocore.config import Config
 
             environ = environment()
             if state.session is None:
-                state.session = botocore.session.Session()
+                state.session = shared_session()
             state.verify = _ca_bundle(state.session, environ.get("SSL_CERT_FILE"))
             settings = self._settings
             # AWS_REGION is read by every AWS tool but botocore.
@@ -231,11 +231,11 @@ class S3Session:
                 signature_version=UNSIGNED if settings.anonymous else None,
             )
             parameters = {"service_name": "s3", "region_name": region, "verify": state.verify}
-            client = state.session.create_client(**parameters, config=config)
+            client = make_client(state.session, **parameters, config=config)
             proxies = _proxies(client.meta.endpoint_url)
             if proxies is not None:
                 config = config.merge(Config(proxies=proxies))
-                client = state.session.create_client(**parameters, config=config)
+                client = make_client(state.session, **parameters, config=config)
             # We never GET through the client: this event shows where it would, and how signed.
             client.meta.events.register("before-send.s3.GetObject", state.capture)
             state.client = client
@@ -319,6 +319,8 @@ class _State:
 
     def reset(self, region: str | None) -> None:
         """Forget what was found; the caller holds the lock. Calls in progress go on."""
+        if region is None and self.session is not None:
+            discard_session(self.session)
         self.session = self.client = self.target = self.tls = None
         self.region = region or self.region
         self.generation += 1
