@@ -197,12 +197,15 @@ def environment() -> Mapping[str, str]:
 def load_settings(
     extra_config: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
+    *,
+    extra_name: str = "model-loader-extra-config",
 ) -> Settings:
     """Read the settings of this process.
 
     Args:
         extra_config: the engine's ``--model-loader-extra-config``; wins over the environment.
         environ: variables to read instead of `os.environ` (tests).
+        extra_name: what messages call ``extra_config``.
 
     Raises:
         ConfigError: unknown key, ill-typed or out-of-range value, or two that contradict.
@@ -216,8 +219,8 @@ def load_settings(
         if text.strip() != "":
             values[option.name] = _parse(option, text, shown=variable)
     for key, value in (extra_config or {}).items():
-        option = _find(key, shown=f"model-loader-extra-config key {key!r}", prefix="")
-        values[option.name] = _parse(option, value, shown=f"model-loader-extra-config {key!r}")
+        option = _find(key, shown=f"{extra_name} key {key!r}", prefix="")
+        values[option.name] = _parse(option, value, shown=f"{extra_name} {key!r}")
     return Settings(**values)
 
 
@@ -282,7 +285,7 @@ def _convert(option: Option, value: Any) -> Any:
             raise ValueError
         return seconds
     if option.unit == "path":
-        if not isinstance(value, str | Path):
+        if not isinstance(value, str | Path) or not str(value).strip():
             raise TypeError
         return Path(value)
     if option.unit == "flag":

@@ -85,19 +85,14 @@ class FastloadError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Engines send worker errors between processes; keyword arguments need this.
-        return (_rebuild, (type(self), self.what, self.hint, self.fields, self.__notes()))
-
-    def __notes(self) -> list[str]:
-        return list(getattr(self, "__notes__", []))
+        # The state holds the notes and what was set afterwards, such as received_bytes.
+        return (_rebuild, (type(self), self.what, self.hint, self.fields), vars(self))
 
 
 def _rebuild(
-    kind: type[FastloadError], what: str, hint: str, fields: dict[str, Any], notes: list[str]
+    kind: type[FastloadError], what: str, hint: str, fields: dict[str, Any]
 ) -> FastloadError:
-    error = kind(what, hint=hint, **fields)
-    for note in notes:
-        error.add_note(note)
-    return error
+    return kind(what, hint=hint, **fields)
 
 
 class ConfigError(FastloadError):

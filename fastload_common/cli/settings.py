@@ -28,13 +28,13 @@ def settings_from(assignments: Sequence[str] | None) -> Settings:
     Raises:
         ConfigError: not ``NAME=VALUE``, or refused by the registry.
     """
-    return load_settings(_parse_assignments(assignments))
+    return load_settings(_parse_assignments(assignments), extra_name="--set")
 
 
 def config(assignments: SetOption = None, as_json: AsJson = False) -> None:
     """Print every setting: its value, where it comes from, what it means."""
     given = _parse_assignments(assignments)
-    settings = load_settings(given)
+    settings = load_settings(given, extra_name="--set")
     rows = [(option, getattr(settings, option.name), _origin(option, given)) for option in OPTIONS]
     if as_json:
         print_json(

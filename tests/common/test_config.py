@@ -1,0 +1,198 @@
+"""Settings: precedence, parsing, and errors that name the nearest valid key."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastload_common.config import OPTIONS, Settings, environment, load_settings
+from fastload_common.errors import ConfigError
+from fastload_common.units import GIB, MIB
+
+
+def test_defaults_are_those_of_the_registry() -> None:
+    settings = load_settings({}, {})
+    assert settings == Settings()
+    assert settings.changed() == {}
+    for option in OPTIONS:
+        assert getattr(settings, option.name) == option.default
+
+
+def test_t26_extra_config_wins_over_the_environment_and_that_over_the_default() -> None:
+    environ = {"FASTLOAD_CONCURRENCY": "8", "FASTLOAD_MAX_ATTEMPTS": "2", "OTHER": "x"}
+    settings = load_settings({"concurrency": 16}, environ)
+    assert (settings.concurrency, settings.max_attempts) == (16, 2)
+    assert settings.changed() == {"concurrency": 16, "max_attempts": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("concurrency", "64", 64),
+        ("concurrency", 64, 64),
+        ("chunk_bytes", "16MiB", 16 * MIB),
+        ("chunk_bytes", 16 * MIB, 16 * MIB),
+        ("memory_bytes", "2Gi", 2 * GIB),
+        ("connect_timeout_s", "0.5", 0.5),
+        ("connect_timeout_s", 3, 3.0),
+        ("deadline_s", "60", 60.0),
+        ("trace", "eager", "eager"),
+        ("anonymous", "true", True),
+        ("anonymous", " Yes ", True),
+        ("anonymous", "0", False),
+        ("anonymous", True, True),
+        ("cache_dir", "/cache", Path("/cache")),
+        ("ignore_patterns", "a/**, b/*.bin,,", ("a/**", "b/*.bin")),
+        ("ignore_patterns", ["a", "b"], ("a", "b")),
+        ("report", "r.jsonl", Path("r.jsonl")),
+        ("progress", "off", "off"),
+    ],
+)
+def test_values_are_parsed(name: str, text: Any, value: Any) -> None:
+    assert getattr(load_settings({name: text}, {}), name) == value
+    if isinstance(text, str):
+        environ = {f"FASTLOAD_{name.upper()}": text}
+        assert getattr(load_settings({}, environ), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("concurrency", "many", "expected a whole number, got 'many'"),
+        ("concurrency", 1.5, "expected a whole number, got 1.5"),
+        ("concurrency", True, "expected a whole number"),
+        ("concurrency", 0, "below the minimum of 1"),
+        ("concurrency", -3, "below the minimum of 1"),
+        ("chunk_bytes", "big", "expected a size in bytes"),
+        ("chunk_bytes", "1KiB", "below the minimum"),
+        ("chunk_bytes", 1.5, "expected a size such as 16MiB"),
+        ("chunk_bytes", -1, "expected a size in bytes"),
+        ("read_timeout_s", "nan", "expected a number of seconds"),
+        ("read_timeout_s", "inf", "expected a number of seconds"),
+        ("read_timeout_s", 0, "below the minimum"),
+        ("read_timeout_s", True, "expected a number of seconds"),
+        ("trace", "fast", "expected one of lazy, eager, got 'fast'"),
+        ("anonymous", "maybe", "expected true or false"),
+        ("anonymous", 1, "expected true or false"),
+        ("cache_dir", 3, "expected a path"),
+        ("cache_dir", "", "expected a path"),
+        ("ignore_patterns", [1], "expected comma-separated globs"),
+    ],
+)
+def test_ill_typed_values_name_the_setting(name: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings({name: value}, {})
+    assert message in str(caught.value)
+    assert f"model-loader-extra-config '{name}'" in str(caught.value)
+
+
+def test_an_ill_typed_variable_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^FASTLOAD_CONCURRENCY: expected a whole number"):
+        load_settings({}, {"FASTLOAD_CONCURRENCY": "x"})
+
+
+@pytest.mark.parametrize(
+    ("extra", "environ", "nearest"),
+    [
+        ({"concurency": 1}, {}, "did you mean concurrency?"),
+        ({"chunk_size": 1}, {}, "did you mean chunk_bytes?"),
+        ({}, {"FASTLOAD_CONCURENCY": "1"}, "did you mean FASTLOAD_CONCURRENCY?"),
+        ({}, {"FASTLOAD_ANONYMUS": "1"}, "did you mean FASTLOAD_ANONYMOUS?"),
+    ],
+)
+def test_t26_an_unknown_key_names_the_nearest_and_all(
+    extra: dict[str, Any], environ: dict[str, str], nearest: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(extra, environ)
+    assert nearest in str(caught.value)
+    prefix = "FASTLOAD_MAX_ATTEMPTS" if environ else "max_attempts"
+    assert prefix in caught.value.hint
+
+
+def test_a_key_that_is_near_to_nothing_lists_the_valid_ones() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings({"zzzzqqqq": 1}, {})
+    assert "did you mean" not in str(caught.value)
+    assert "valid: concurrency," in str(caught.value)
+
+
+def test_messages_say_what_the_caller_calls_it() -> None:
+    with pytest.raises(ConfigError, match="unknown setting --set key 'x'"):
+        load_settings({"x": 1}, {}, extra_name="--set")
+
+
+def test_an_empty_variable_is_unset() -> None:
+    assert load_settings({}, {"FASTLOAD_CONCURRENCY": " "}) == Settings()
+
+
+def test_null_in_the_extra_config_is_the_default() -> None:
+    assert load_settings({"concurrency": None}, {}).concurrency == Settings().concurrency
+
+
+def test_settings_that_contradict_name_both() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings({"memory_bytes": "1MiB"}, {})
+    assert "memory_bytes" in str(caught.value)
+    assert "chunk_bytes" in str(caught.value)
+    assert load_settings({"memory_bytes": "8MiB"}, {}).memory_bytes == 8 * MIB
+
+
+def test_settings_are_frozen_and_travel_between_processes() -> None:
+    settings = load_settings({"concurrency": 3, "report": "/r"}, {})
+    assert pickle.loads(pickle.dumps(settings)) == settings
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings.concurrency = 4  # type: ignore[misc]
+
+
+def test_the_environment_is_read_and_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTLOAD_CONCURRENCY", "5")
+    before = dict(os.environ)
+    assert load_settings({"max_attempts": 3}).concurrency == 5
+    assert dict(os.environ) == before
+    assert environment()["FASTLOAD_CONCURRENCY"] == "5"
+
+
+def test_every_option_is_fully_described() -> None:
+    units = {"bytes", "s", "count", "path", "flag", "choice", "patterns"}
+    for option in OPTIONS:
+        assert option.unit in units
+        assert option.meaning.endswith(".")
+        assert bool(option.choices) == (option.unit == "choice")
+        assert option.variable == "FASTLOAD_" + option.name.upper()
+        if option.unit in ("bytes", "s"):
+            assert option.name.endswith(f"_{option.unit}")
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([option.name for option in OPTIONS] + ["unknown"]),
+        st.one_of(
+            st.none(),
+            st.booleans(),
+            st.integers(),
+            st.floats(),
+            st.text("0123456789.-+ eMiB_/*,", max_size=8),
+        ),
+        max_size=4,
+    )
+)
+def test_anything_is_settings_or_a_config_error_with_a_remedy(extra: dict[str, Any]) -> None:
+    failure: ConfigError | None = None
+    try:
+        settings = load_settings(extra, {})
+    except ConfigError as error:
+        failure = error
+    if failure is None:
+        assert "unknown" not in extra
+        assert settings.concurrency >= 1
+        assert settings.memory_bytes is None or settings.memory_bytes >= settings.chunk_bytes
+    else:
+        assert failure.hint
