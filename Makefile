@@ -28,8 +28,10 @@ help:  ## list the targets
 venv: $(READY)  ## the small environment: lint, unit tests, command line
 venv-vllm: $(READY_VLLM)  ## the environment with the real vLLM (CPU build)
 
+CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
+
 $(READY): pyproject.toml
-	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	test -x $(VENV)/bin/python || { $(CHECK_PYTHON) && $(PYTHON) -m venv $(VENV); }
 	$(PIP_QUIET) $(VENV)/bin/python -m pip install -q --upgrade "pip>=25.1"
 	$(PIP_QUIET) $(VENV)/bin/python -m pip install -q "$(TORCH)" -e . --group test --group lint
 	touch $@
@@ -37,7 +39,7 @@ $(READY): pyproject.toml
 # torchvision and its like come as CUDA builds that fail beside a CPU torch; vLLM does not
 # need them for text models.
 $(READY_VLLM): pyproject.toml
-	test -x $(VENV_VLLM)/bin/python || $(PYTHON) -m venv $(VENV_VLLM)
+	test -x $(VENV_VLLM)/bin/python || { $(CHECK_PYTHON) && $(PYTHON) -m venv $(VENV_VLLM); }
 	$(PIP_QUIET) $(VENV_VLLM)/bin/python -m pip install -q --upgrade "pip>=25.1"
 	test -e $(VENV_VLLM)/.engine || $(PIP_QUIET) $(VENV_VLLM)/bin/python -m pip install -q "$(VLLM)"
 	$(PIP_QUIET) $(VENV_VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
