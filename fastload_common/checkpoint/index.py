@@ -61,21 +61,21 @@ def parse_index(text: bytes, *, key: str, root: str) -> CheckpointIndex:
             hint=_HINT,
         )
     folder = key.rpartition("/")[0]
+    targets: dict[str, str] = {}
     files: dict[str, str] = {}
     for name, file in weight_map:
-        problem = _problem(file)
-        if problem:
-            raise CheckpointError(
-                f"{uri} maps tensor {short(name)} to {short(file)}: {problem}",
-                hint=_HINT,
-                tensor=name[:160],
-            )
-        target = f"{folder}/{file}" if folder else file
+        target = targets.get(file) if isinstance(file, str) else None
+        if target is None:
+            problem = _problem(file)
+            if problem:
+                raise CheckpointError(
+                    f"{uri} maps tensor {short(name)} to {short(file)}: {problem}", hint=_HINT
+                )
+            target = targets[file] = f"{folder}/{file}" if folder else file
         if files.setdefault(name, target) != target:
             raise CheckpointError(
                 f"{uri} maps tensor {short(name)} to two files, {files[name]} and {target}",
                 hint=_HINT,
-                tensor=name[:160],
             )
     return CheckpointIndex(
         key=key,
