@@ -208,15 +208,17 @@ class LoadReport:
     def summary_line(self) -> str:
         """One line for the log, without the engine's prefix."""
         seconds = self.wall_s or self.clock.monotonic_s() - self._started_s
-        speed = self.fetched_bytes / GIB / seconds if seconds > 0 else 0.0
-        head = "loaded" if self.status != "failed" else f"FAILED ({self.error}), read"
+        failed = self.status == "failed"
+        loaded_bytes = self.fetched_bytes if failed else self.needed_bytes
+        speed = _gib(loaded_bytes / seconds) if seconds > 0 else "0 B"
+        head = f"FAILED ({self.error}), read" if failed else "loaded"
         parts = [
             f"fastload: rank {self.rank}/{self.world_size} {head} "
-            f"{_gib(self.fetched_bytes)} of {_gib(self.model_bytes)} from {self.uri} "
-            f"in {seconds:.2f} s ({speed:.2f} GiB/s)",
+            f"{_gib(loaded_bytes)} of {_gib(self.model_bytes)} from {self.uri} "
+            f"in {seconds:.2f} s ({speed}/s)",
             f"{self.requests} requests",
             f"{self.retries} retries",
-            f"{format_size(self.over_read_bytes)} not needed",
+            f"{format_size(self.over_read_bytes)} read but not needed",
         ]
         busy = [f"{name} {self.phases_s[name]:.2f}" for name in PHASES if self.phases_s[name] > 0]
         if busy:
@@ -279,7 +281,7 @@ class LoadReport:
             raise ValueError(f"unknown phase {name!r}; phases are {', '.join(PHASES)}")
 
 
-def _gib(size_bytes: int) -> str:
+def _gib(size_bytes: float) -> str:
     """GiB with digits that are left for small models, where a rounded 0.0 says nothing."""
     return f"{size_bytes / GIB:.2f} GiB" if size_bytes >= GIB / 10 else format_size(size_bytes)
 

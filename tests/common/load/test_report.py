@@ -161,15 +161,26 @@ def test_finish_freezes_time_once(report: LoadReport, clock: ManualClock) -> Non
 
 
 def test_summary_line_of_a_good_load(report: LoadReport, clock: ManualClock) -> None:
-    report.model_bytes, report.fetched_bytes = 8 * GIB, 4 * GIB
+    report.model_bytes, report.needed_bytes = 8 * GIB, 4 * GIB
+    report.fetched_bytes = 4 * GIB + 3 * MIB
     report.requests, report.retries, report.over_read_bytes = 512, 3, 3 * MIB
     report.add_seconds("fetch", 1.5)
     clock.now_s += 2
     report.finish()
     assert report.summary_line() == (
         "fastload: rank 1/2 loaded 4.00 GiB of 8.00 GiB from s3://models/tiny in 2.00 s "
-        "(2.00 GiB/s), 512 requests, 3 retries, 3.0 MiB not needed, seconds: fetch 1.50"
+        "(2.00 GiB/s), 512 requests, 3 retries, 3.0 MiB read but not needed, seconds: fetch 1.50"
     )
+
+
+def test_summary_line_of_a_small_model_keeps_its_digits(
+    report: LoadReport, clock: ManualClock
+) -> None:
+    report.model_bytes = report.needed_bytes = 6 * MIB
+    clock.now_s += 3
+    report.finish()
+    assert "loaded 6.0 MiB of 6.0 MiB" in report.summary_line()
+    assert "in 3.00 s (2.0 MiB/s)" in report.summary_line()
 
 
 def test_summary_line_of_a_failed_load_names_the_error(report: LoadReport) -> None:
