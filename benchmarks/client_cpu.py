@@ -43,7 +43,7 @@ OBJECT_BYTES = 512 * MIB
 CHUNK_BYTES = 8 * MIB
 CONNECTIONS = 8
 # No further round begins after this, so that a loaded machine does not take for ever.
-LAST_ROUND_BEGINS_S = 75.0
+LAST_ROUND_BEGINS_S = 60.0
 MIN_ROUNDS = 3
 
 
