@@ -51,9 +51,7 @@ def _options(
         bool, typer.Option("--debug", help="Log to standard error; show tracebacks of errors.")
     ] = False,
 ) -> None:
-    level = logging.DEBUG if debug else logging.WARNING
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("fastload_common").setLevel(level)
+    """Options of the program itself; `main` acts on ``--debug``."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -69,8 +67,13 @@ def main(arguments: Sequence[str]) -> int:
     end = arguments.index("--") if "--" in arguments else len(arguments)
     debug = "--debug" in arguments[:end]
     rest = [word for word in arguments[:end] if word != "--debug"] + list(arguments[end:])
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    logger = logging.getLogger("fastload_common")
+    level_before = logger.level
+    if debug:
+        logger.setLevel(logging.DEBUG)
     try:
-        app(args=["--debug", *rest] if debug else rest, prog_name="fastload")
+        app(args=rest, prog_name="fastload")
     except SystemExit as end_of_command:
         code = end_of_command.code
         return code if isinstance(code, int) else int(code is not None)
@@ -80,6 +83,8 @@ def main(arguments: Sequence[str]) -> int:
         else:
             print(f"fastload: {type(error).__name__}: {error}", file=sys.stderr)
         return 2
+    finally:
+        logger.setLevel(level_before)
     return 0
 
 
