@@ -93,3 +93,9 @@ def test_no_file_is_large_or_a_model() -> None:
 def test_packages_are_typed() -> None:
     for package in ("fastload_common", "fastload_vllm", "fastload_sglang"):
         assert (ROOT / package / "py.typed").is_file()
+
+
+def test_test_directories_are_no_packages() -> None:
+    """Modules are named by their path from the root; an `__init__.py` would cut that path."""
+    named = [relative(path) for path in project_files() if path.name == "__init__.py"]
+    assert [name for name in named if name.startswith("tests/")] == []
