@@ -68,8 +68,9 @@ test-engine: $(READY_VLLM)  ## tests with the real vLLM
 demo: $(READY_VLLM)  ## serve a small model from an S3 server on this machine, compare its tokens
 	$(VENV_VLLM)/bin/python examples/demo.py
 
-bench: $(READY)  ## the benchmarks
-	$(VENV)/bin/python -m pytest benchmarks $(PYTEST_ARGS)
+bench: $(READY)  ## the benchmarks: client CPU beside a C floor, speed of the trace
+	$(VENV)/bin/python -m benchmarks.client_cpu
+	$(VENV)/bin/python -m benchmarks.trace
 
 docs: $(READY)  ## write the generated pages below docs/
 	$(VENV)/bin/python -m fastload_common.cli.docs docs
