@@ -23,6 +23,7 @@ __all__ = [
     "encode_file",
     "encode_header",
     "random_tensor",
+    "tiny_layers",
     "write_checkpoint",
     "write_index",
 ]
@@ -71,6 +72,20 @@ def random_tensor(dtype: str, shape: Sequence[int], seed: int = 0) -> TensorSpec
         raise ValueError(f"{dtype} of shape {list(shape)} does not end at a byte")
     text = f"{dtype} {list(shape)} {seed}"
     return TensorSpec(dtype, tuple(shape), random.Random(text).randbytes(bits // 8))
+
+
+def tiny_layers(count: int = 8) -> dict[str, TensorSpec]:
+    """Tensors of a tiny model: per layer a matrix, a scalar, one without elements, an odd one."""
+    return {
+        f"model.layers.{i}.{part}": random_tensor(dtype, shape, seed=i)
+        for i in range(count)
+        for part, dtype, shape in (
+            ("q_proj.weight", "BF16", [4, 6]),
+            ("q_proj.input_scale", "F32", []),
+            ("nothing", "F16", [0, 3]),
+            ("odd", "U8", [3]),
+        )
+    }
 
 
 def encode_header(

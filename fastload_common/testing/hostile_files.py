@@ -23,7 +23,10 @@ from fastload_common.testing.checkpoints import (
     random_tensor,
 )
 
-__all__ = ["HostileFile", "foreign_files", "hostile_files", "odd_headers", "raw_file"]
+__all__ = ["HostileFile", "foreign_files", "hostile_files", "raw_file"]
+
+_ENTRY = '{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
+_TENSOR = f'"a":{_ENTRY}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,15 @@ class HostileFile:
 
 def hostile_files() -> list[HostileFile]:
     """The whole catalogue; each file is small."""
-    return [*layouts(), *dtypes(), *odd_headers(), *odd_numbers(), *foreign_files()]
+    return [
+        *layouts(),
+        *dtypes(),
+        *odd_headers(),
+        *odd_entries(),
+        *odd_text(),
+        *odd_numbers(),
+        *foreign_files(),
+    ]
 
 
 def raw_file(text: str | bytes, data: bytes = b"", length: int | None = None) -> bytes:
@@ -117,11 +128,8 @@ def dtypes() -> Iterator[HostileFile]:
 
 
 def odd_headers() -> Iterator[HostileFile]:
-    """Spellings of the header's JSON."""
-    entry = '{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
-    other = '{"dtype":"F32","shape":[7],"data_offsets":[9,3]}'
-    tensor = f'"a":{entry}'
-    deep = entry[:-1] + ',"x":%s}'
+    """The header as a whole, and its metadata."""
+    entry, tensor = _ENTRY, _TENSOR
     for name, text, size_bytes, accepted in (
         ("header {}", "{}", 0, True),
         ("header empty", "", 0, False),
@@ -145,6 +153,15 @@ def odd_headers() -> Iterator[HostileFile]:
         ("metadata twice", '{"__metadata__":{},"__metadata__":{}}', 0, False),
         ("metadata like a tensor", f'{{"__metadata__":{entry}}}', 4, False),
         ("metadata key twice", '{"__metadata__":{"a":"b","a":"c"}}', 0, True),
+    ):
+        yield HostileFile(name, raw_file(text, bytes(size_bytes)), accepted)
+
+
+def odd_entries() -> Iterator[HostileFile]:
+    """Spellings of a tensor's entry."""
+    tensor = _TENSOR
+    other = '{"dtype":"F32","shape":[7],"data_offsets":[9,3]}'
+    for name, text, size_bytes, accepted in (
         ("tensor twice, the same", f"{{{tensor},{tensor}}}", 4, True),
         ("tensor twice, last is wrong", f'{{{tensor},"a":{other}}}', 4, False),
         ("tensor twice, last is right", f'{{"a":{other},{tensor}}}', 4, True),
@@ -172,6 +189,15 @@ def odd_headers() -> Iterator[HostileFile]:
         ("fields in another order", tensor_with('"dtype":"F32",', "")[:-2] + ',"dtype":"F32"}}',
          4, True),
         ("field name with escape", tensor_with('"dtype"', '"d\\u0074ype"'), 4, True),
+    ):  # fmt: skip
+        yield HostileFile(name, raw_file(text, bytes(size_bytes)), accepted)
+
+
+def odd_text() -> Iterator[HostileFile]:
+    """Strings, encodings and nesting."""
+    entry, tensor = _ENTRY, _TENSOR
+    deep = entry[:-1] + ',"x":%s}'
+    for name, text, size_bytes, accepted in (
         ("name with surrogate pair", tensor_with('"a"', '"\\ud83d\\ude00"'), 4, True),
         ("name with lone surrogate", tensor_with('"a"', '"\\ud83d"'), 4, False),
         ("name with lone trailing surrogate", tensor_with('"a"', '"\\udc00"'), 4, False),
@@ -281,7 +307,7 @@ def foreign_files() -> Iterator[HostileFile]:
 
 def tensor_with(old: str, new: str) -> str:
     """The header text of one F32 tensor ``a`` at [0, 4), with one piece replaced."""
-    text = '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    text = f"{{{_TENSOR}}}"
     if old not in text:
         raise ValueError(f"{old!r} is not in {text}")
     return text.replace(old, new)

@@ -1,0 +1,54 @@
+"""Fixtures of the load tests: one model, in a directory and on the real S3 server."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fastload_common.config import Settings
+from fastload_common.source.base import ObjectSource
+from fastload_common.source.registry import open_source
+from fastload_common.testing.s3_server import S3Server
+
+SETTINGS = Settings()
+
+MakeSource = Callable[[Path], ObjectSource]
+
+
+@pytest.fixture(scope="module")
+def load_bucket(s3_server: S3Server) -> str:
+    """One bucket for a module: the server's room for buckets is small."""
+    name = f"b-{uuid.uuid4().hex[:16]}"
+    s3_server.make_bucket(name)
+    return name
+
+
+def use_server(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in server.environ().items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.s3)])
+def make_source(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[MakeSource]:
+    """From a directory to a source with its files: the directory, or a real server's prefix."""
+    opened: list[ObjectSource] = []
+
+    def make(directory: Path) -> ObjectSource:
+        uri = str(directory)
+        if request.param == "s3":
+            server = request.getfixturevalue("s3_server")
+            use_server(server, monkeypatch)
+            prefix = f"{uuid.uuid4().hex}/model"
+            server.upload_dir(directory, request.getfixturevalue("load_bucket"), prefix)
+            uri = f"s3://{request.getfixturevalue('load_bucket')}/{prefix}"
+        opened.append(open_source(uri, SETTINGS))
+        return opened[-1]
+
+    yield make
+    for source in opened:
+        source.close()
