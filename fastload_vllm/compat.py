@@ -18,7 +18,16 @@ from typing import Any
 
 from fastload_common.errors import EngineUnsupportedError
 
-__all__ = ["FIELDS", "NAMES", "Name", "engine_version", "missing", "unsupported"]
+__all__ = [
+    "CONFIG_NAMES",
+    "FIELDS",
+    "LOADER_NAMES",
+    "NAMES",
+    "Name",
+    "engine_version",
+    "missing",
+    "unsupported",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +171,20 @@ IS_MISTRAL_REPO = Name(
 )
 WORLD_GROUP = Name(_PARALLEL, "get_world_group", "rank and local rank of this process", ())
 
-NAMES: tuple[Name, ...] = (
+CONFIG_NAMES: tuple[Name, ...] = (
     MODEL_CONFIG,
     PULL_METADATA,
     IS_OBJECT_URI,
     VLLM_CONFIG,
     VERIFY_CONFIG,
-    CURRENT_CONFIG,
     ENGINE_ARGUMENTS,
     CREATE_MODEL_CONFIG,
     CREATE_SPECULATIVE_CONFIG,
+)
+"""What the patches need; their modules are imported before any plugin is called."""
+
+LOADER_NAMES: tuple[Name, ...] = (
+    CURRENT_CONFIG,
     REGISTER_LOADER,
     REGISTERED_LOADERS,
     BASE_LOADER,
@@ -187,6 +200,9 @@ NAMES: tuple[Name, ...] = (
     IS_MISTRAL_REPO,
     WORLD_GROUP,
 )
+"""What the loader needs; probed when one is made, not in processes that load no model."""
+
+NAMES: tuple[Name, ...] = CONFIG_NAMES + LOADER_NAMES
 """Functions, methods and classes."""
 
 FIELDS: tuple[Name, ...] = tuple(
@@ -203,6 +219,8 @@ FIELDS: tuple[Name, ...] = tuple(
                 "revision",
                 "quantization",
                 "config_format",
+                "hf_config_path",
+                "skip_tokenizer_init",
             ),
         ),
         (
@@ -253,7 +271,7 @@ FIELDS: tuple[Name, ...] = tuple(
 """Fields that are read or set; each stands in the body of its class."""
 
 
-def missing(names: Iterable[Name] = NAMES) -> list[str]:
+def missing(names: Iterable[Name]) -> list[str]:
     """What this vLLM lacks, each with its reason; empty when all is there.
 
     Imports the modules that hold the names, except those of the front end.

@@ -1,7 +1,7 @@
 """The model loader that vLLM calls for load format ``fastload``.
 
 Translates: vLLM's configuration into sources, settings and a rank's place; the common layer
-does the rest. Imported only inside vLLM, after `compat.missing` found nothing missing.
+does the rest. Imported only inside vLLM, when its model loaders are.
 """
 
 from __future__ import annotations
@@ -38,10 +38,14 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # vLLM is not there whe
     """Loads weights from ``s3://`` URIs, directories and hub ids.
 
     Raises:
+        EngineUnsupportedError: this vLLM lacks something that the loader needs.
         ConfigError: a setting in ``--model-loader-extra-config`` or the environment is wrong.
     """
 
     def __init__(self, load_config: Any) -> None:
+        faults = compat.missing(compat.LOADER_NAMES)
+        if faults:
+            raise compat.unsupported(faults)
         super().__init__(load_config)
         extra = load_config.model_loader_extra_config
         if not isinstance(extra, dict):

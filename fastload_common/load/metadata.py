@@ -25,7 +25,7 @@ from typing import Any
 
 from fastload_common.checkpoint.records import Checkpoint
 from fastload_common.config import Settings
-from fastload_common.errors import ConfigError
+from fastload_common.errors import ConfigError, ObjectMissingError
 from fastload_common.load.all_at_once import all_at_once
 from fastload_common.load.cache_root import cache_roots, private_directory, temporary_root
 from fastload_common.load.content_store import ContentStore, Draft
@@ -40,11 +40,22 @@ from fastload_common.load.open_model import open_checkpoint
 from fastload_common.source.base import ListedObject, ObjectSource
 from fastload_common.source.registry import open_source
 
-__all__ = ["fetch_metadata"]
+__all__ = ["fetch_metadata", "require_configuration", "require_tokenizer"]
 
 logger = logging.getLogger(__name__)
 
 _THREADS = 16
+_CONFIGURATIONS = ("config.json", "params.json")
+_TOKENIZER_HINTS = (
+    "token",
+    "tekken",
+    "vocab",
+    "merges",
+    "sentencepiece",
+    "spiece",
+    "bpe",
+    "processor",
+)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -82,18 +93,46 @@ def fetch_metadata(
         fault: OSError | None = None
         for root in cache_roots(settings, environ):
             try:
-                found = _from_store(root, settings, source, listing, name, weights, environ)
+                return _from_store(root, settings, source, listing, name, weights, environ)
             except OSError as error:
                 logger.warning("fastload: cannot keep metadata in %s: %s", root, error)
                 fault = error
-                continue
-            return found
     finally:
         source.close()
     raise ConfigError(
         f"no directory for the model's configuration and tokenizer can be written: {fault}",
         hint="set FASTLOAD_CACHE_DIR to a writable directory, e.g. an emptyDir volume",
     )
+
+
+def require_configuration(uri: str, directory: Path) -> None:
+    """Check that a model's directory says what the model is.
+
+    Without this, engines look for the file on a hub, or blame the directory.
+
+    Raises:
+        ObjectMissingError: neither of the usual files is there.
+    """
+    if not any((directory / name).is_file() for name in _CONFIGURATIONS):
+        names = " nor ".join(_CONFIGURATIONS)
+        raise ObjectMissingError(
+            f"{uri} holds neither {names}",
+            hint="upload the model's configuration beside its weights",
+        )
+
+
+def require_tokenizer(uri: str, directory: Path) -> None:
+    """Check that there is something of a tokenizer, of whatever kind.
+
+    Raises:
+        ObjectMissingError: no file's name hints at one.
+    """
+    names = [path.name.lower() for path in directory.iterdir()]
+    if not any(hint in name for name in names for hint in _TOKENIZER_HINTS):
+        raise ObjectMissingError(
+            f"{uri} holds no tokenizer (such as tokenizer.json or tokenizer.model)",
+            hint="upload it beside the model, or name another place with --tokenizer",
+        )
 
 
 def _from_store(

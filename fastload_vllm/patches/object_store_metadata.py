@@ -8,7 +8,11 @@ from typing import Any, NoReturn
 
 from fastload_common.config import Settings, load_settings
 from fastload_common.errors import ConfigError
-from fastload_common.load.metadata import fetch_metadata
+from fastload_common.load.metadata import (
+    fetch_metadata,
+    require_configuration,
+    require_tokenizer,
+)
 from fastload_vllm import compat
 from fastload_vllm.asked import LOAD_FORMAT, Asked, asked
 from fastload_vllm.patches.patch import Patch
@@ -42,14 +46,22 @@ def _fetch(config: Any, model: str, tokenizer: str, settings: Settings) -> None:
     """Set what the original sets: `model_weights` is the URI, the others are directories."""
     is_object_uri = compat.IS_OBJECT_URI.get()
     _refuse_other_stores([uri for uri in (model, tokenizer) if is_object_uri(uri)])
+    wants_tokenizer = not config.skip_tokenizer_init
     if is_object_uri(model):
-        config.model = str(fetch_metadata(model, settings))
-        config.model_weights = model
+        directory = fetch_metadata(model, settings)
+        if not config.hf_config_path:
+            require_configuration(model, directory)
         if tokenizer == model:
-            config.tokenizer = config.model
-            return
-    if is_object_uri(tokenizer):
-        config.tokenizer = str(fetch_metadata(tokenizer, settings, weights=False))
+            if wants_tokenizer:
+                require_tokenizer(model, directory)
+            config.tokenizer = str(directory)
+        config.model = str(directory)
+        config.model_weights = model
+    if is_object_uri(tokenizer) and tokenizer != model:
+        directory = fetch_metadata(tokenizer, settings, weights=False)
+        if wants_tokenizer:
+            require_tokenizer(tokenizer, directory)
+        config.tokenizer = str(directory)
 
 
 def _refuse_other_stores(uris: list[str]) -> None:
