@@ -10,6 +10,8 @@ import pytest
 
 from fastload_common.testing.s3_server import S3Server
 
+_FOREIGN = ("AWS_", "FASTLOAD_", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_")
+
 
 @pytest.fixture(autouse=True)
 def _no_foreign_settings(
@@ -17,7 +19,7 @@ def _no_foreign_settings(
 ) -> None:
     """Keep the caller's AWS, proxy and fastload settings out of every test."""
     for name in list(os.environ):
-        if name.startswith(("AWS_", "FASTLOAD_")) or name.lower().endswith("_proxy"):
+        if name.startswith(_FOREIGN) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     nowhere = tmp_path_factory.getbasetemp() / "no-aws"
     monkeypatch.setenv("AWS_CONFIG_FILE", str(nowhere / "config"))

@@ -340,7 +340,9 @@ class HttpConnection:
         except SourceError as error:
             self.close()
             error.fields.setdefault("endpoint", str(self._endpoint))
-            error.received_bytes = progress.received_bytes if progress else 0
+            # A body that is longer than the range was not the range: none of it is good.
+            good = progress if error.retryable else None
+            error.received_bytes = good.received_bytes if good else 0
             raise
         except OSError as error:
             mapped = self._network_error(error)

@@ -8,8 +8,6 @@ once; an expired token is replaced once. A `Receiver` does not retry: the transf
 from __future__ import annotations
 
 import os
-import random
-import threading
 from collections import deque
 from collections.abc import Sequence
 
@@ -18,15 +16,12 @@ from fastload_common.config import Settings
 from fastload_common.errors import FastloadError, ObjectMissingError, SourceError
 from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.source.base import ListedObject, Receiver, SourceDescription
+from fastload_common.source.retries import wait_or_raise
 from fastload_common.source.s3_receiver import S3Receiver
 from fastload_common.source.s3_session import S3Session
 from fastload_common.source.uri import S3Location
 
 __all__ = ["S3Source"]
-
-# Waits between the attempts of a small read: full jitter below 0.1, 0.2, 0.4 ... s.
-_FIRST_BACKOFF_S = 0.1
-_LONGEST_BACKOFF_S = 5.0
 
 
 class S3Source:
@@ -48,7 +43,7 @@ class S3Source:
         self._location = location
         self._settings = settings
         self._clock = clock or SystemClock()
-        self._session = S3Session(location, settings)
+        self._session = S3Session(location, settings, self._clock)
         self._idle: dict[int, deque[S3Receiver]] = {}
 
     @property
@@ -144,19 +139,10 @@ class S3Source:
                 receiver.close()
                 done_bytes += error.received_bytes
                 error.received_bytes = 0
-                if not error.retryable or attempt == self._settings.max_attempts:
-                    error.fields["attempts"] = attempt
-                    raise
-                self._clock.wait(threading.Event(), _backoff_s(attempt, error))
+                wait_or_raise(error, attempt, self._settings.max_attempts, self._clock)
             except BaseException:
                 receiver.close()
                 raise
             else:
                 idle.append(receiver)
                 return
-
-
-def _backoff_s(attempt: int, error: SourceError) -> float:
-    ceiling_s = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (attempt - 1))
-    asked_s = float(error.fields.get("retry_after_s", 0.0))
-    return min(_LONGEST_BACKOFF_S, max(asked_s, random.uniform(0, ceiling_s)))

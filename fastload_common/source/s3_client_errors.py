@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from fastload_common.config import environment
 from fastload_common.errors import (
     AccessDeniedError,
     ConfigError,
@@ -71,10 +72,15 @@ def _role_error(
     fault: S3Fault, operation: str, asked: str, facts: dict[str, Any]
 ) -> AccessDeniedError:
     said = f": {fault.message}" if fault.message else ""
+    facts |= {"status": fault.status, "code": fault.code, "request_id": fault.request_id}
+    if operation == "AssumeRoleWithWebIdentity":
+        # From a profile they are not known here.
+        facts["role"] = environment().get("AWS_ROLE_ARN")
+        facts["token_file"] = environment().get("AWS_WEB_IDENTITY_TOKEN_FILE")
     return AccessDeniedError(
         f"no credentials: {operation} failed{said}, so could not {asked}",
         hint="check the role's trust policy and the token's audience",
-        **facts | {"status": fault.status, "code": fault.code, "request_id": fault.request_id},
+        **facts,
     )
 
 

@@ -16,7 +16,6 @@ from fastload_common.source.s3_errors import (
     ERROR_BODY_LIMIT_BYTES,
     S3Fault,
     fault_error,
-    is_expired_token,
     parse_fault,
 )
 from fastload_common.source.s3_session import S3Session
@@ -59,7 +58,7 @@ class S3Receiver:
                     return Receipt(len(buffer), first_byte_s, total_s, head.new_connection)
                 body = connection.body_capped(head, ERROR_BODY_LIMIT_BYTES)
                 fault = parse_fault(head.status, head.headers, body)
-                if not self._renew(signed, fault, renewed):
+                if not self._session.renew_for(fault, signed.target, renewed):
                     raise self._fault_error(object_id, signed, fault)
         except FastloadError as error:
             error.fields |= {"uri": object_id.uri, "range": str(byte_range)}
@@ -111,21 +110,6 @@ class S3Receiver:
             error.fields |= {"endpoint": str(connection.endpoint)}
             raise
         connection.body_into(head, buffer)
-
-    def _renew(self, signed: SignedGet, fault: S3Fault, renewed: set[str]) -> bool:
-        """Whether to ask once more, elsewhere or with new credentials."""
-        target = signed.target
-        if is_expired_token(fault.code) and "token" not in renewed:
-            renewed.add("token")
-            self._session.renew(target)
-            return True
-        if fault.is_elsewhere and "region" not in renewed:
-            renewed.add("region")
-            region = fault.region or self._session.learn_region()
-            if region is not None and region != target.region:
-                self._session.renew(target, region)
-                return True
-        return False
 
     def _fault_error(self, object_id: ObjectId, signed: SignedGet, fault: S3Fault) -> SourceError:
         error = fault_error(fault, f"read {object_id.uri}", pinned=True, **signed.target.facts())

@@ -9,34 +9,34 @@ Knows botocore's public interface: sessions, clients, the ``before-send`` event,
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import re
 import ssl
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from fastload_common import __version__
+from fastload_common.clock import Clock
 from fastload_common.config import Settings, environment
-from fastload_common.errors import ConfigError
+from fastload_common.errors import ConfigError, FastloadError, SourceError
 from fastload_common.ranges import ByteRange, ObjectId
-from fastload_common.source.aws_session import discard_session, make_client, shared_session
+from fastload_common.source.aws_session import make_client, shared_session
 from fastload_common.source.http_message import Endpoint
 from fastload_common.source.proxies import find_proxy, proxy_url
 from fastload_common.source.range_reply import if_match, range_header
+from fastload_common.source.retries import wait_or_raise
 from fastload_common.source.s3_client_errors import client_error, fault_of
-from fastload_common.source.s3_errors import is_expired_token
+from fastload_common.source.s3_errors import S3Fault, is_expired_token
+from fastload_common.source.s3_process_state import ProcessState
 from fastload_common.source.s3_target import S3Target, SignedGet
 from fastload_common.source.uri import S3Location
 
 __all__ = ["S3Session"]
 
 _LOG = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 # The scope in a signature: .../20261130/eu-west-1/s3/aws4_request
 _SCOPE = re.compile(r"AWS4-HMAC-SHA256 Credential=[^,]*/\d{8}/([^/,]+)/([^/,]+)/aws4_request")
@@ -49,41 +49,61 @@ class S3Session:
     Args:
         location: the bucket; its prefix only appears in messages.
         settings: timeouts, attempts, anonymous.
+        clock: for the waits between attempts.
     """
 
-    def __init__(self, location: S3Location, settings: Settings) -> None:
+    def __init__(self, location: S3Location, settings: Settings, clock: Clock) -> None:
         self._location = location
         self._settings = settings
-        self._states: dict[int, _State] = {}
+        self._clock = clock
+        self._states: dict[int, ProcessState] = {}
 
     def call(self, operation: str, asked: str, **parameters: Any) -> dict[str, Any]:
-        """Call an operation of the client, such as ``head_object``, on this bucket.
+        """Call an operation of the client, such as ``head_object``, on this bucket, with retries.
 
         Raises:
             SourceError, ConfigError: mapped; ``asked`` is the message's verb phrase.
         """
-
-        def run(client: Any) -> dict[str, Any]:
-            reply = getattr(client, operation)(Bucket=self._location.bucket, **parameters)
-            return dict(reply)
-
-        return self._mapped(asked, run)
+        renewed: set[str] = set()
+        attempt = 1
+        while True:
+            try:
+                return self._call_once(operation, asked, parameters, renewed)
+            except _RenewedError:
+                continue
+            except FastloadError as error:
+                wait_or_raise(error, attempt, self._settings.max_attempts, self._clock)
+                attempt += 1
 
     def pages(self, asked: str, **parameters: Any) -> Iterator[dict[str, Any]]:
-        """All pages of ``list_objects_v2``, by IsTruncated and token, however few keys each has."""
+        """All pages of ``list_objects_v2``, by IsTruncated and token, however few keys each has.
 
-        def run(client: Any) -> list[dict[str, Any]]:
-            paginator = client.get_paginator("list_objects_v2")
-            return list(paginator.paginate(Bucket=self._location.bucket, **parameters))
+        Not botocore's paginator, so that one page is asked for again and not all of them.
+        """
+        token: str | None = None
+        while True:
+            continuing = {"ContinuationToken": token} if token is not None else {}
+            page = self.call("list_objects_v2", asked, **parameters, **continuing)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            last, token = token, page.get("NextContinuationToken")
+            if token is None or token == last:
+                raise SourceError(
+                    f"could not {asked}: the store says that there is more, but not where",
+                    uri=self._location.uri,
+                )
 
-        yield from self._mapped(asked, run)
+    def target(self, asked: str = "") -> S3Target:
+        """Where the bucket is; resolved when first asked, and anew when it proved wrong.
 
-    def target(self) -> S3Target:
-        """Where the bucket is; resolved when first asked, and again after `renew`."""
+        Args:
+            asked: what for, as a verb phrase for the message.
+        """
         state = self._state()
         with state.lock:
             if state.target is None:
-                asked = f"find the endpoint of {self._location.uri}"
+                asked = asked or f"find the endpoint of {self._location.uri}"
                 try:
                     state.target = self._resolve(state)
                 except Exception as error:
@@ -143,73 +163,76 @@ class S3Session:
                 state.tls = context
             return state.tls
 
-    def renew(self, failed: S3Target, region: str | None = None) -> None:
-        """Find everything anew after a request with this target failed for what it is.
-
-        Several threads that failed with the same target cause one renewal.
-
-        Args:
-            region: where the store says that the bucket is.
-        """
-        state = self._state()
-        with state.lock:
-            if state.generation == failed.generation:
-                state.reset(region)
-
     def learn_region(self) -> str | None:
         """Ask for the bucket's region, where a reply sent us away without naming one."""
-        asked = f"find the region of {self._location.uri}"
+        state = self._state()
         try:
-            reply = self._mapped(
-                asked, lambda client: client.head_bucket(Bucket=self._location.bucket)
-            )
-        except Exception:  # noqa: BLE001  (the caller reports the reply that sent us away)
-            return None
+            with state.lock:
+                client = self._client(state)
+            state.local.asks_region = True
+            reply = client.head_bucket(Bucket=self._location.bucket)
+        except Exception as error:  # noqa: BLE001  (the caller reports what sent us away)
+            fault = fault_of(error)
+            return fault.region if fault is not None else None
+        finally:
+            state.local.asks_region = False
         found = reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
         return str(found) if found else None
+
+    def renew_for(self, fault: S3Fault, failed: S3Target, renewed: set[str]) -> bool:
+        """Whether asking once more, elsewhere or with new credentials, may help; then that is set.
+
+        Args:
+            renewed: what was tried already for this request; grows.
+        """
+        if is_expired_token(fault.code) and "token" not in renewed:
+            renewed.add("token")
+            self._renew(failed, None)
+            return True
+        if fault.is_elsewhere and "region" not in renewed:
+            renewed.add("region")
+            region = fault.region or self.learn_region()
+            if region is not None and region != failed.region:
+                self._renew(failed, region)
+                return True
+        return False
 
     def close(self) -> None:
         state = self._states.pop(os.getpid(), None)
         if state is not None and state.client is not None:
             state.client.close()
 
-    def __reduce__(self) -> tuple[type[S3Session], tuple[S3Location, Settings]]:
-        return (S3Session, (self._location, self._settings))
-
     # One process's part
 
-    def _state(self) -> _State:
+    def _state(self) -> ProcessState:
         # A lock or a connection pool of the parent is of no use after a fork.
         pid = os.getpid()
-        return self._states.get(pid) or self._states.setdefault(pid, _State())
+        return self._states.get(pid) or self._states.setdefault(pid, ProcessState())
 
-    def _mapped(self, asked: str, run: Callable[[Any], _T]) -> _T:
-        """Run with the client; once more with new credentials if the token had expired."""
-        for last in (False, True):
-            state = self._state()
+    def _renew(self, failed: S3Target, region: str | None) -> None:
+        state = self._state()
+        with state.lock:
+            # Several threads that failed with the same target cause one renewal.
+            if state.generation == failed.generation:
+                state.reset(region)
+
+    def _call_once(
+        self, operation: str, asked: str, parameters: dict[str, Any], renewed: set[str]
+    ) -> dict[str, Any]:
+        target = self.target(asked)
+        state = self._state()
+        try:
             with state.lock:
-                generation = state.generation
-                facts = state.target.facts() if state.target is not None else {}
-                try:
-                    client = self._client(state)
-                except Exception as error:
-                    raise client_error(error, asked, uri=self._location.uri) from error
-            try:
-                return run(client)
-            except Exception as error:
-                fault = fault_of(error)
-                if not last and fault is not None and is_expired_token(fault.code):
-                    with state.lock:
-                        if state.generation == generation:
-                            state.reset(None)
-                    continue
-                facts = facts or {"endpoint": client.meta.endpoint_url}
-                facts.setdefault("region", client.meta.region_name)
-                facts.setdefault("credentials", self._method(state))
-                raise client_error(error, asked, uri=self._location.uri, **facts) from error
-        raise AssertionError("unreachable")
+                client = self._client(state)
+            return dict(getattr(client, operation)(Bucket=self._location.bucket, **parameters))
+        except Exception as error:
+            fault = fault_of(error)
+            if fault is not None and self.renew_for(fault, target, renewed):
+                raise _RenewedError from error
+            facts = target.facts()
+            raise client_error(error, asked, uri=self._location.uri, **facts) from error
 
-    def _client(self, state: _State) -> Any:
+    def _client(self, state: ProcessState) -> Any:
         """The client of this process; the caller holds the lock."""
         if state.client is None:
             from botocore import UNSIGNED
@@ -225,7 +248,8 @@ class S3Session:
             config: Any = Config(
                 connect_timeout=settings.connect_timeout_s,
                 read_timeout=settings.read_timeout_s,
-                retries={"mode": "standard", "total_max_attempts": settings.max_attempts},
+                # We retry ourselves: botocore retries what cannot help, such as bad certificates.
+                retries={"mode": "standard", "total_max_attempts": 1},
                 max_pool_connections=min(settings.concurrency, 64),
                 user_agent_extra=f"fastload/{__version__}",
                 signature_version=UNSIGNED if settings.anonymous else None,
@@ -238,26 +262,21 @@ class S3Session:
                 client = make_client(state.session, **parameters, config=config)
             # We never GET through the client: this event shows where it would, and how signed.
             client.meta.events.register("before-send.s3.GetObject", state.capture)
+            client.meta.events.register("before-send.s3.HeadBucket", state.only_when_asked)
             state.client = client
         return state.client
 
-    def _resolve(self, state: _State) -> S3Target:
+    def _resolve(self, state: ProcessState) -> S3Target:
         """Let botocore prepare a GET, and read off where it goes; the caller holds the lock."""
         client = self._client(state)
         bucket = self._location.bucket
         client.get_object(Bucket=bucket, Key=_PROBE_KEY)
-        request = state.captured.request
+        request = state.local.request
         url = urlsplit(request.url)
         tls = url.scheme == "https"
         host = url.hostname or ""
         port = url.port or (443 if tls else 80)
         virtual = host.startswith(f"{bucket.lower()}.")
-        if virtual and tls and "." in bucket:
-            raise ConfigError(
-                f"a certificate cannot cover the host {host}: the bucket's name has dots",
-                hint="set addressing_style = path (or auto) in the profile's s3 section",
-                uri=self._location.uri,
-            )
         authorization = request.headers.get("Authorization", b"")
         if isinstance(authorization, bytes):
             authorization = authorization.decode("latin-1")
@@ -293,7 +312,7 @@ class S3Session:
         except Exception as error:
             raise client_error(error, asked, uri=self._location.uri, **target.facts()) from error
 
-    def _method(self, state: _State) -> str:
+    def _method(self, state: ProcessState) -> str:
         if self._settings.anonymous:
             return "anonymous"
         try:
@@ -303,35 +322,8 @@ class S3Session:
         return str(found.method) if found is not None else "none"
 
 
-class _State:
-    """What one process has of one bucket. Never pickled, never used after a fork."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.session: Any = None
-        self.client: Any = None
-        self.verify: str | None = None
-        self.target: S3Target | None = None
-        self.tls: ssl.SSLContext | None = None
-        self.region: str | None = None
-        self.generation = 0
-        self.captured = threading.local()
-
-    def reset(self, region: str | None) -> None:
-        """Forget what was found; the caller holds the lock. Calls in progress go on."""
-        if region is None and self.session is not None:
-            discard_session(self.session)
-        self.session = self.client = self.target = self.tls = None
-        self.region = region or self.region
-        self.generation += 1
-
-    def capture(self, request: Any, **_: Any) -> Any:
-        """botocore's ``before-send``: keep the request, and reply for the network."""
-        from botocore.awsrequest import AWSResponse
-
-        self.captured.request = request
-        nothing: Any = {}
-        return AWSResponse(request.url, 200, nothing, io.BytesIO())
+class _RenewedError(Exception):
+    """The request is to be made once more, with what was found meanwhile."""
 
 
 def _ca_bundle(session: Any, ssl_cert_file: str | None) -> str | None:

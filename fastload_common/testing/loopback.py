@@ -74,6 +74,11 @@ class LoopbackServer:
         if self._thread is not None:
             self._thread.join()
 
+    def drop_connections(self) -> None:
+        """End all connections now, as a server does with idle ones."""
+        if self._server is not None:
+            self._server.end_connections()
+
     def __enter__(self) -> Self:
         self.start()
         return self

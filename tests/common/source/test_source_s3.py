@@ -16,6 +16,7 @@ from fastload_common.errors import AccessDeniedError, ObjectMissingError
 from fastload_common.ranges import ByteRange
 from fastload_common.source.base import ObjectSource
 from fastload_common.source.registry import open_source
+from fastload_common.testing.children import read_into_queue
 from fastload_common.testing.request_log import LoggingProxy
 from fastload_common.testing.s3_server import S3Server
 from fastload_common.testing.source_suite import SourceSuite, StoreUnderTest
@@ -137,11 +138,6 @@ def test_wrong_secret_says_so_and_shows_none(
 # S25: processes
 
 
-def _read_in_child(source: ObjectSource, key: str, queue: Any) -> None:
-    queue.put(source.read(source.stat(key)))
-    source.close()
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_s25_used_in_the_parent_then_in_children(store: _Bucket, method: str) -> None:
@@ -151,11 +147,11 @@ def test_s25_used_in_the_parent_then_in_children(store: _Bucket, method: str) ->
     context: Any = multiprocessing.get_context(method)
     queue: Any = context.Queue()
     children = [
-        context.Process(target=_read_in_child, args=(store.source, "key", queue)) for _ in range(2)
+        context.Process(target=read_into_queue, args=(store.source, "key", queue)) for _ in range(2)
     ]
     for child in children:
         child.start()
-    assert [queue.get(timeout=60) for _ in children] == [b"0123456789"] * 2
+    assert [queue.get(timeout=30) for _ in children] == [b"0123456789"] * 2
     for child in children:
         child.join()
         assert child.exitcode == 0
@@ -168,7 +164,7 @@ def test_s25_used_in_the_parent_then_in_children(store: _Bucket, method: str) ->
 def test_s25_pickled_and_copied(store: _Bucket) -> None:
     store.write("key", b"0123456789")
     store.source.read(store.source.stat("key"))
-    pickled = pickle.loads(pickle.dumps(store.source))  # noqa: S301
+    pickled = pickle.loads(pickle.dumps(store.source))
     for other in (pickled, copy.deepcopy(store.source)):
         assert other.root == store.source.root
         assert other.read(other.stat("key")) == b"0123456789"

@@ -1,0 +1,69 @@
+"""What one process has of one bucket: botocore's client, the target, and hooks into the client.
+
+Never pickled, never used after a fork.
+"""
+
+from __future__ import annotations
+
+import io
+import ssl
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from fastload_common.source.aws_session import discard_session
+from fastload_common.source.s3_target import S3Target
+
+__all__ = ["ProcessState"]
+
+
+class ProcessState:
+    """Its fields are for `S3Session`, under the lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.session: Any = None
+        self.client: Any = None
+        self.verify: str | None = None
+        self.target: S3Target | None = None
+        self.tls: ssl.SSLContext | None = None
+        self.region: str | None = None
+        self.generation = 0
+        self.local = threading.local()
+
+    def reset(self, region: str | None) -> None:
+        """Forget what was found; the caller holds the lock. Calls in progress go on."""
+        if region is None and self.session is not None:
+            discard_session(self.session)
+        self.session = self.client = self.target = self.tls = None
+        self.region = region or self.region
+        self.generation += 1
+
+    def capture(self, request: Any, **_: Any) -> Any:
+        """botocore's ``before-send``: keep the request, and reply for the network."""
+        from botocore.awsrequest import AWSResponse
+
+        self.local.request = request
+        nothing: Any = {}
+        return AWSResponse(request.url, 200, nothing, io.BytesIO())
+
+    def only_when_asked(self, request: Any, **_: Any) -> Any:
+        """botocore's ``before-send``: let only our own HeadBucket through, once.
+
+        botocore asks for a bucket's region by HeadBucket whenever a store sends it away without
+        naming one, for ever if the answer is the same.
+        """
+        from botocore.awsrequest import AWSResponse
+
+        if getattr(self.local, "asks_region", False):
+            self.local.asks_region = False
+            return None
+        nothing: Any = {}
+        return AWSResponse(request.url, 404, nothing, _Nothing())
+
+
+class _Nothing(io.BytesIO):
+    """A body for botocore to read."""
+
+    def stream(self) -> Iterator[bytes]:
+        return iter(())

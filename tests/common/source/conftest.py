@@ -1,0 +1,84 @@
+"""What the tests of S3 faults share: the scripted server, and a source in front of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fastload_common.clock import SystemClock
+from fastload_common.config import Settings
+from fastload_common.source.s3 import S3Source
+from fastload_common.source.uri import s3_location
+from fastload_common.testing.certificates import PrivateAuthority
+from fastload_common.testing.fault_server import FaultServer
+
+QUICK = Settings(read_timeout_s=0.2, connect_timeout_s=5.0, max_attempts=3)
+
+
+class RecordingClock(SystemClock):
+    """Real time, but waits are only written down."""
+
+    def __init__(self) -> None:
+        self.waits_s: list[float] = []
+
+    def wait(self, event: threading.Event, timeout_s: float) -> bool:
+        self.waits_s.append(timeout_s)
+        return event.is_set()
+
+
+@pytest.fixture
+def clock() -> RecordingClock:
+    return RecordingClock()
+
+
+@pytest.fixture
+def fault_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultServer]:
+    """The scripted server, as the environment's S3 endpoint, with keys in the environment."""
+    with FaultServer() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ENVKEY")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "env-secret")
+        yield server
+
+
+OpenS3 = Callable[..., S3Source]
+
+
+@pytest.fixture
+def open_s3(clock: RecordingClock) -> Iterator[OpenS3]:
+    """Opens S3 sources with quick settings, and closes them."""
+    opened: list[S3Source] = []
+
+    def open_(uri: str, settings: Settings = QUICK) -> S3Source:
+        source = S3Source(s3_location(uri), settings, clock)
+        opened.append(source)
+        return source
+
+    yield open_
+    for source in opened:
+        source.close()
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> PrivateAuthority:
+    return PrivateAuthority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture
+def aws_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Writes the shared config and credentials files."""
+
+    def write(config: str, credentials: str = "") -> None:
+        for variable, text in (
+            ("AWS_CONFIG_FILE", config),
+            ("AWS_SHARED_CREDENTIALS_FILE", credentials),
+        ):
+            file = tmp_path / variable
+            file.write_text(text)
+            monkeypatch.setenv(variable, str(file))
+
+    return write

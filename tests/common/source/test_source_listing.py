@@ -1,0 +1,53 @@
+"""S01: a listing is all of it, however the server cuts it into pages."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastload_common.errors import AccessDeniedError, SourceUnavailableError
+from fastload_common.testing.fault_server import Fault, FaultServer
+from tests.common.source.conftest import OpenS3
+
+
+@pytest.mark.parametrize("empty_pages", [0, 2])
+def test_s01_every_page_is_read(
+    fault_server: FaultServer, open_s3: OpenS3, empty_pages: int
+) -> None:
+    fault_server.page_keys = 10
+    fault_server.empty_pages = empty_pages
+    keys = [f"junk {i:03}" for i in range(45)] + [f"model-{i:05}" for i in range(58)]
+    for key in keys:
+        fault_server.put("bucket", f"m/{key}", b"x")
+    fault_server.put("bucket", "m2/other", b"x")
+    assert [row.key for row in open_s3("s3://bucket/m").list()] == keys
+    assert len(fault_server.seen("GET", "bucket")) == 11 + empty_pages
+    # Tokens hold characters that must come back as they were sent.
+    tokens = [request.query.get("continuation-token") for request in fault_server.seen("GET")]
+    assert tokens[1] == ["t+/=1"]
+
+
+def test_not_recursive_asks_the_server_for_that(fault_server: FaultServer, open_s3: OpenS3) -> None:
+    for key in ("a", "b/c", "b/d"):
+        fault_server.put("bucket", f"m/{key}", b"x")
+    assert [row.key for row in open_s3("s3://bucket/m").list(recursive=False)] == ["a"]
+    assert fault_server.seen("GET")[0].query["delimiter"] == ["/"]
+
+
+def test_listing_not_allowed_but_stat_is(fault_server: FaultServer, open_s3: OpenS3) -> None:
+    fault_server.put("bucket", "m/key", b"0123")
+    fault_server.script("GET", "bucket", [], then=Fault(status=403, code="AccessDenied"))
+    source = open_s3("s3://bucket/m")
+    with pytest.raises(AccessDeniedError, match="list s3://bucket/m") as caught:
+        source.list()
+    assert caught.value.fields["request_id"].startswith("request-")
+    assert source.read(source.stat("key")) == b"0123"
+
+
+def test_listing_that_never_comes(fault_server: FaultServer, open_s3: OpenS3) -> None:
+    fault_server.put("bucket", "m/key", b"0123")
+    fault_server.script("GET", "bucket", [Fault(stall_after_bytes=0, before_head=True)])
+    # The second attempt is good.
+    assert len(open_s3("s3://bucket/m").list()) == 1
+    fault_server.script("GET", "bucket", [], then=Fault(status=503, code="SlowDown"))
+    with pytest.raises(SourceUnavailableError, match="SlowDown"):
+        open_s3("s3://bucket/m").list()
