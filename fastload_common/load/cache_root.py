@@ -80,6 +80,6 @@ def _home(environ: Mapping[str, str]) -> Path | None:
             text = pwd.getpwuid(os.getuid()).pw_dir
         except KeyError:
             return None
-    if not os.path.isabs(text) or Path(os.path.normpath(text)) == Path(os.sep):
+    if not os.path.isabs(text) or os.path.realpath(text) == os.sep:
         return None
     return Path(text)
