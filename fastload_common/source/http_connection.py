@@ -24,6 +24,7 @@ from fastload_common.errors import (
     SourceError,
     SourceUnavailableError,
 )
+from fastload_common.source.http_errors import CLOSED, network_error
 from fastload_common.source.http_message import (
     Endpoint,
     Proxy,
@@ -38,7 +39,6 @@ __all__ = ["HttpConnection"]
 _HEAD_LIMIT_BYTES = 64 * 1024
 # First receive of a reply: a head fits, and little of the body is copied twice.
 _HEAD_WINDOW_BYTES = 4 * 1024
-_CLOSED = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
 class HttpConnection:
@@ -85,11 +85,10 @@ class HttpConnection:
             target = f"{self._endpoint}{target}"
         request = serialize_request("GET", target, headers)
         with self._mapped():
-            kept = self._socket is not None and self._reusable
-            if kept:
+            if self._reusable and self._is_idle():
                 try:
                     return self._exchange(request, new_connection=False)
-                except _CLOSED:
+                except CLOSED:
                     # Part of a head has arrived: then this is not an idle connection's end.
                     if self._end > 0:
                         raise
@@ -241,6 +240,20 @@ class HttpConnection:
             if head.status >= 200:
                 return head
 
+    def _is_idle(self) -> bool:
+        """Whether a kept connection is open and in step, as far as can be seen without asking."""
+        if self._socket is None or self._start != self._end:
+            return False
+        if self._endpoint.tls:
+            # What waits there may be a session ticket.
+            return True
+        try:
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        # Closed by the server, or it sent more than its reply.
+        return False
+
     def _live(self) -> socket.socket:
         live = self._socket
         if live is None or self._aborted:
@@ -345,32 +358,11 @@ class HttpConnection:
             error.received_bytes = good.received_bytes if good else 0
             raise
         except OSError as error:
-            mapped = self._network_error(error)
+            timeouts_s = (self._connect_timeout_s, self._read_timeout_s)
+            mapped = network_error(error, self._endpoint, timeouts_s, aborted=self._aborted)
             self.close()
             mapped.received_bytes = progress.received_bytes if progress else 0
             raise mapped from error
-
-    def _network_error(self, error: OSError) -> SourceError:
-        endpoint = str(self._endpoint)
-        proxy = str(self._endpoint.proxy) if self._endpoint.proxy else None
-        if self._aborted:
-            return SourceUnavailableError("the request was aborted", endpoint=endpoint)
-        if isinstance(error, ssl.SSLCertVerificationError):
-            return SourceError(
-                f"certificate verify failed: {error.verify_message}",
-                hint="set AWS_CA_BUNDLE to the file of the authority that signed it",
-                endpoint=endpoint,
-            )
-        if isinstance(error, socket.gaierror):
-            name = (self._endpoint.proxy or self._endpoint).host
-            return SourceUnavailableError(
-                f"the name {name} was not resolved: {error.strerror}",
-                hint="check the endpoint's name and the cluster's DNS",
-                endpoint=endpoint,
-                proxy=proxy,
-            )
-        what, hint = _explain(error, self._connect_timeout_s, self._read_timeout_s)
-        return SourceUnavailableError(what, hint=hint, endpoint=endpoint, proxy=proxy)
 
 
 class _Progress:
@@ -378,18 +370,3 @@ class _Progress:
 
     def __init__(self) -> None:
         self.received_bytes = 0
-
-
-def _explain(error: OSError, connect_timeout_s: float, read_timeout_s: float) -> tuple[str, str]:
-    if isinstance(error, ConnectionRefusedError):
-        return "the connection was refused", "check the endpoint's host and port"
-    if isinstance(error, TimeoutError | BlockingIOError):
-        return (
-            f"timed out (connecting: {connect_timeout_s:g} s, silence: {read_timeout_s:g} s)",
-            "FASTLOAD_CONNECT_TIMEOUT_S and FASTLOAD_READ_TIMEOUT_S set these",
-        )
-    if isinstance(error, _CLOSED):
-        return "the connection was closed or reset by the other side", ""
-    if isinstance(error, ssl.SSLError):
-        return f"TLS failed: {error.reason or error}", "is this an https endpoint?"
-    return f"the connection failed: {error.strerror or error}", ""
