@@ -44,8 +44,8 @@ class Receipt:
 
     Attributes:
         size_bytes: body bytes placed in the buffer.
-        first_byte_s: seconds from sending the request to the reply's head.
-        total_s: seconds from sending the request to the last byte.
+        first_byte_s: seconds to the reply's head, opening a connection included if that was needed.
+        total_s: seconds to the last byte.
         new_connection: whether a connection had to be opened for it.
     """
 

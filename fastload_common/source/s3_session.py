@@ -292,7 +292,7 @@ class S3Session:
         return S3Target(
             endpoint=Endpoint(host, port, tls, find_proxy(host, port, tls, environment())),
             base_path=url.path.removesuffix(_PROBE_KEY),
-            region=scope.group(1) if scope else client.meta.region_name,
+            region=scope.group(1) if scope else _region_of(client),
             service=scope.group(2) if scope else "s3",
             addressing="virtual" if virtual else "path",
             credentials=self._method(state),
@@ -324,6 +324,11 @@ class S3Session:
 
 class _RenewedError(Exception):
     """The request is to be made once more, with what was found meanwhile."""
+
+
+def _region_of(client: Any) -> str:
+    region = client.meta.region_name
+    return "us-east-1" if region in (None, "aws-global") else str(region)
 
 
 def _ca_bundle(session: Any, ssl_cert_file: str | None) -> str | None:

@@ -15,7 +15,9 @@ from fastload_common.source.uri import s3_location
 from fastload_common.testing.certificates import PrivateAuthority
 from fastload_common.testing.fault_server import FaultServer
 
-QUICK = Settings(read_timeout_s=0.2, connect_timeout_s=5.0, max_attempts=3)
+QUICK = Settings(max_attempts=3)
+# For servers that stall on purpose. Others may be slow on a busy machine, and are given time.
+IMPATIENT = Settings(max_attempts=3, read_timeout_s=0.5)
 
 
 class RecordingClock(SystemClock):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -224,7 +226,15 @@ class _TokenHandler(LoopbackHandler):
     owner: _TokenService
 
     def do_GET(self) -> None:  # noqa: N802
-        self._answer("container", self._container())
+        if self.path == "/pod":
+            self._answer("container", self._container())
+        elif self.path == "/latest/meta-data/iam/security-credentials/":
+            self._answer("role", "node-role")
+        else:
+            self._answer("keys", self._container().replace("PODKEY", "NODEKEY"))
+
+    def do_PUT(self) -> None:  # noqa: N802
+        self._answer("token", "metadata-token")
 
     def do_POST(self) -> None:  # noqa: N802
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
@@ -251,6 +261,7 @@ class _TokenHandler(LoopbackHandler):
         expiration = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=6)
         return json.dumps(
             {
+                "Code": "Success",
                 "AccessKeyId": "PODKEY",
                 "SecretAccessKey": "pod-secret",
                 "Token": "pod-token",
@@ -339,3 +350,33 @@ def test_s11_pod_identity(
     assert _keys_used(no_keys) == {"PODKEY"}
     assert token_service.authorizations == ["pod-jwt"]
     assert source.describe().facts["credentials"] == "container-role"
+
+
+def test_instance_role(
+    no_keys: FaultServer,
+    token_service: _TokenService,
+    open_s3: OpenS3,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "false")
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", token_service.endpoint)
+    source = open_s3("s3://bucket/m")
+    _use_everything(source)
+    assert _keys_used(no_keys) == {"NODEKEY"}
+    assert source.describe().facts["credentials"] == "iam-role"
+    assert token_service.calls == ["token", "role", "keys"]
+
+
+def test_s26_no_instance_metadata_is_found_out_soon(
+    no_keys: FaultServer, open_s3: OpenS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "false")
+    # A listener that never answers, as where packets are dropped.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{port}")
+        started_s = time.monotonic()
+        with pytest.raises(AccessDeniedError, match="no credentials were found"):
+            open_s3("s3://bucket/m").list()
+        # Two requests of one second each, by the AWS tools' defaults.
+        assert time.monotonic() - started_s < 8

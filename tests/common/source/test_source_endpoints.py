@@ -16,7 +16,7 @@ from fastload_common.source.s3_session import S3Session
 from fastload_common.source.uri import s3_location
 from fastload_common.testing.certificates import PrivateAuthority
 from fastload_common.testing.fault_server import FaultServer
-from tests.common.source.conftest import QUICK, OpenS3
+from tests.common.source.conftest import IMPATIENT, QUICK, OpenS3
 
 WriteConfig = Callable[[str, str], None]
 
@@ -264,6 +264,17 @@ def test_region_that_is_none(open_s3: OpenS3, monkeypatch: pytest.MonkeyPatch) -
         open_s3("s3://bucket/m").list()
 
 
+@pytest.mark.parametrize("anonymous", [False, True])
+def test_no_region_at_all(
+    fault_server: FaultServer, monkeypatch: pytest.MonkeyPatch, anonymous: bool
+) -> None:
+    monkeypatch.delenv("AWS_REGION")
+    settings = Settings(anonymous=anonymous)
+    target = S3Session(s3_location("s3://bucket/m"), settings, SystemClock()).target()
+    assert str(target.endpoint) == fault_server.endpoint
+    assert target.region == "us-east-1"
+
+
 def test_bucket_name_that_is_none(fault_server: FaultServer, open_s3: OpenS3) -> None:
     with pytest.raises(ConfigError, match="bucket"):
         open_s3("s3://no spaces allowed/m").list()
@@ -351,7 +362,7 @@ def test_tls_large_bodies_and_broken_ones(
     data = bytes(i % 251 for i in range(300_000))
     etag = tls_server.put("bucket", "m/large", data)
     object_id = ObjectId("s3://bucket/m/large", etag, len(data))
-    source = open_s3("s3://bucket/m")
+    source = open_s3("s3://bucket/m", IMPATIENT)
     assert source.read(object_id) == data
     for fault in (Fault(cut_after_bytes=100_000), Fault(stall_after_bytes=100_000)):
         tls_server.script("GET", "bucket/m/large", [fault])

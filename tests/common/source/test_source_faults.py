@@ -17,9 +17,9 @@ from fastload_common.errors import (
     SourceUnavailableError,
 )
 from fastload_common.ranges import ByteRange, ObjectId
-from fastload_common.source.s3_receiver import S3Receiver
+from fastload_common.source.base import Receiver
 from fastload_common.testing.fault_server import Fault, FaultServer
-from tests.common.source.conftest import OpenS3, RecordingClock
+from tests.common.source.conftest import IMPATIENT, QUICK, OpenS3, RecordingClock
 
 DATA = bytes((i * 7) % 251 for i in range(5_000))
 RANGE = ByteRange(100, 300)
@@ -28,10 +28,9 @@ POISON = 0xEE
 
 
 @pytest.fixture
-def receiver(fault_server: FaultServer, open_s3: OpenS3) -> Iterator[S3Receiver]:
+def receiver(fault_server: FaultServer, open_s3: OpenS3) -> Iterator[Receiver]:
     fault_server.put("bucket", "m/key", DATA)
     receiver = open_s3("s3://bucket/m").open_receiver()
-    assert isinstance(receiver, S3Receiver)
     yield receiver
     receiver.close()
 
@@ -42,7 +41,7 @@ def _object_id(server: FaultServer) -> ObjectId:
 
 
 def _receive(
-    receiver: S3Receiver, server: FaultServer, *faults: Fault | None, byte_range: ByteRange = RANGE
+    receiver: Receiver, server: FaultServer, *faults: Fault | None, byte_range: ByteRange = RANGE
 ) -> bytearray:
     server.script("GET", NAME, faults)
     buffer = bytearray([POISON]) * byte_range.size_bytes
@@ -72,7 +71,7 @@ MISMATCHES = {
 
 @pytest.mark.parametrize("case", MISMATCHES)
 def test_s19_reply_that_is_not_the_range(
-    receiver: S3Receiver, fault_server: FaultServer, case: str
+    receiver: Receiver, fault_server: FaultServer, case: str
 ) -> None:
     fault, words = MISMATCHES[case]
     with pytest.raises(RangeMismatchError, match=words) as caught:
@@ -98,7 +97,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("case", CHANGES)
-def test_s21_object_changed(receiver: S3Receiver, fault_server: FaultServer, case: str) -> None:
+def test_s21_object_changed(receiver: Receiver, fault_server: FaultServer, case: str) -> None:
     with pytest.raises(ObjectChangedError) as caught:
         _receive(receiver, fault_server, CHANGES[case])
     assert not caught.value.retryable
@@ -106,7 +105,7 @@ def test_s21_object_changed(receiver: S3Receiver, fault_server: FaultServer, cas
     assert f"s3://{NAME}" in str(caught.value)
 
 
-def test_s21_change_names_both_etags(receiver: S3Receiver, fault_server: FaultServer) -> None:
+def test_s21_change_names_both_etags(receiver: Receiver, fault_server: FaultServer) -> None:
     object_id = _object_id(fault_server)
     new = fault_server.put("bucket", "m/key", DATA[::-1])
     with pytest.raises(ObjectChangedError) as caught:
@@ -133,7 +132,7 @@ GOOD = {
 
 @pytest.mark.parametrize("case", GOOD)
 def test_replies_that_are_accepted(
-    receiver: S3Receiver, fault_server: FaultServer, case: str
+    receiver: Receiver, fault_server: FaultServer, case: str
 ) -> None:
     if case == "weak etag":
         fault_server.put("bucket", "m/key", DATA, etag='"weak"')
@@ -161,9 +160,12 @@ BREAKS = {
 
 @pytest.mark.parametrize("case", BREAKS)
 def test_s16_s18_body_that_ends_early(
-    receiver: S3Receiver, fault_server: FaultServer, case: str
+    fault_server: FaultServer, open_s3: OpenS3, case: str
 ) -> None:
     fault, sent_bytes = BREAKS[case]
+    fault_server.put("bucket", "m/key", DATA)
+    settings = IMPATIENT if "silent" in case else QUICK
+    receiver = open_s3("s3://bucket/m", settings).open_receiver()
     fault_server.script("GET", NAME, [fault])
     buffer = bytearray([POISON]) * 200
     with pytest.raises(SourceUnavailableError) as caught:
@@ -176,6 +178,7 @@ def test_s16_s18_body_that_ends_early(
     assert caught.value.retryable
     # The next one goes over a new connection.
     assert _receive(receiver, fault_server) == DATA[100:300]
+    receiver.close()
 
 
 @pytest.mark.parametrize(
@@ -198,7 +201,7 @@ def test_s16_s18_body_that_ends_early(
     ],
 )
 def test_error_replies(
-    receiver: S3Receiver,
+    receiver: Receiver,
     fault_server: FaultServer,
     fault: Fault,
     kind: type[SourceError],
@@ -220,16 +223,14 @@ def test_error_replies(
     assert _receive(receiver, fault_server) == DATA[100:300]
 
 
-def test_s15_retry_after_is_passed_on(receiver: S3Receiver, fault_server: FaultServer) -> None:
+def test_s15_retry_after_is_passed_on(receiver: Receiver, fault_server: FaultServer) -> None:
     slow = Fault(status=503, code="SlowDown", headers={"Retry-After": "2"})
     with pytest.raises(SourceUnavailableError) as caught:
         _receive(receiver, fault_server, slow)
     assert caught.value.fields["retry_after_s"] == 2.0
 
 
-def test_error_body_is_capped_and_never_data(
-    receiver: S3Receiver, fault_server: FaultServer
-) -> None:
+def test_error_body_is_capped_and_never_data(receiver: Receiver, fault_server: FaultServer) -> None:
     for chunked in (False, True):
         huge = Fault(status=503, body=b"<Error>" + bytes(10_000_000), chunked=chunked)
         buffer = bytearray([POISON]) * 200
@@ -241,7 +242,7 @@ def test_error_body_is_capped_and_never_data(
 
 
 def test_idle_connection_closed_by_the_server_is_replaced(
-    receiver: S3Receiver, fault_server: FaultServer
+    receiver: Receiver, fault_server: FaultServer
 ) -> None:
     object_id, buffer = _object_id(fault_server), memoryview(bytearray(200))
     assert receiver.receive(object_id, RANGE, buffer).new_connection

@@ -6,7 +6,7 @@ import pytest
 
 from fastload_common.errors import AccessDeniedError, SourceUnavailableError
 from fastload_common.testing.fault_server import Fault, FaultServer
-from tests.common.source.conftest import OpenS3
+from tests.common.source.conftest import IMPATIENT, OpenS3
 
 
 @pytest.mark.parametrize("empty_pages", [0, 2])
@@ -47,7 +47,7 @@ def test_listing_that_never_comes(fault_server: FaultServer, open_s3: OpenS3) ->
     fault_server.put("bucket", "m/key", b"0123")
     fault_server.script("GET", "bucket", [Fault(stall_after_bytes=0, before_head=True)])
     # The second attempt is good.
-    assert len(open_s3("s3://bucket/m").list()) == 1
+    assert len(open_s3("s3://bucket/m", IMPATIENT).list()) == 1
     fault_server.script("GET", "bucket", [], then=Fault(status=503, code="SlowDown"))
     with pytest.raises(SourceUnavailableError, match="SlowDown"):
         open_s3("s3://bucket/m").list()
