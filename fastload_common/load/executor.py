@@ -16,7 +16,7 @@ from fastload_common.load.report import LoadReport
 from fastload_common.plan.planner import ALIGNMENT_BYTES, plan_reads
 from fastload_common.plan.records import Chunk, Plan
 from fastload_common.staging.placement import ChunkBytes, Placement
-from fastload_common.trace.lazy_tensor import LazyTensor, view_of
+from fastload_common.trace.lazy_tensor import LazyTensor
 from fastload_common.trace.nodes import Call, ExprNode, FileNode, leaves, value_of
 from fastload_common.trace.transfer import Transfer
 
@@ -258,7 +258,7 @@ def _root(lazy: LazyTensor) -> object:
 def _placement(lazy: LazyTensor, destination: torch.Tensor | None) -> Placement:
     node = lazy.node
     assert isinstance(node, FileNode)
-    return Placement(node.read(view_of(lazy), lazy.dtype.itemsize), lazy.dtype, destination)
+    return Placement(node.read(lazy.view_in_node, lazy.dtype.itemsize), lazy.dtype, destination)
 
 
 def _calls(lazy: LazyTensor) -> list[Call]:

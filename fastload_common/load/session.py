@@ -110,6 +110,7 @@ class LoadSession:
         self._place = place or RankPlace()
         self._show_progress = progress
         self._clock = clock or SystemClock()
+        self._started_s = self._clock.monotonic_s()  # the deadline counts listing and tracing too
         self._stack = ExitStack()
         self._checkpoints: list[tuple[WeightSource, Checkpoint]] = []
         self._stats = TransferStats()
@@ -224,6 +225,7 @@ class LoadSession:
             TransferPolicy.from_settings(settings),
             self._clock,
             self._stats,
+            started_s=self._started_s,
         )
         self._stack.callback(fetcher.close)
         self._executor = Executor(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from fastload_common.plan.extents import extents, merge
+from fastload_common.plan.geometry import View
 from fastload_common.plan.records import Chunk, Plan, TensorRead
 from fastload_common.ranges import ByteRange, ObjectId
 
@@ -27,51 +29,62 @@ def plan_reads(reads: Sequence[TensorRead], *, chunk_bytes: int, merge_gap_bytes
     """
     if chunk_bytes % ALIGNMENT_BYTES or chunk_bytes <= 0:
         raise ValueError(f"chunk_bytes must be a multiple of {ALIGNMENT_BYTES}: {chunk_bytes}")
-    by_object: dict[ObjectId, list[tuple[int, list[tuple[int, int]]]]] = {}
+    by_object: dict[ObjectId, list[_Wanted]] = {}
     for index, read in enumerate(reads):
         ranges = extents(read, merge_gap_bytes=merge_gap_bytes)
         if ranges:
-            by_object.setdefault(read.object_id, []).append((index, ranges))
+            by_object.setdefault(read.object_id, []).append(_Wanted(index, read, ranges))
     chunk_counts = [0] * len(reads)
-    planned: list[tuple[int, Chunk, list[int]]] = []  # (first wanted by, chunk, readers)
+    planned: list[tuple[Chunk, list[int]]] = []
     for object_id, wanted in by_object.items():
-        # Gaps below the alignment are always merged: a chunk may begin that much earlier.
-        gap_bytes = max(merge_gap_bytes, ALIGNMENT_BYTES - 1)
-        spans = _cut(
-            merge([span for _, ranges in wanted for span in ranges], gap_bytes), chunk_bytes
-        )
-        starts = [start for start, _ in spans]
-        readers: list[list[int]] = [[] for _ in spans]
-        used = [0] * len(spans)
-        counted: set[tuple[int, int, object]] = set()
-        for index, ranges in wanted:
-            read = reads[index]
-            density = _density(read, ranges)
-            # The same view read twice (tied weights, replicas) needs its bytes once.
-            identity = (read.data_start, read.itemsize_bytes, read.view)
-            fresh = identity not in counted
-            counted.add(identity)
-            for start, end in ranges:
-                for k in range(bisect_right(starts, start) - 1, len(spans)):
-                    low, high = spans[k]
-                    if low >= end:
-                        break
-                    if fresh:
-                        used[k] += round(density * (min(high, end) - max(low, start)))
-                    if not readers[k] or readers[k][-1] != index:
-                        readers[k].append(index)
-                        chunk_counts[index] += 1
-        for (start, end), who, needed in zip(spans, readers, used, strict=True):
-            chunk = Chunk(object_id, ByteRange(start, end), min(needed, end - start))
-            planned.append((who[0], chunk, who))
-    planned.sort(key=lambda row: row[0])
+        planned += _plan_object(object_id, wanted, chunk_bytes, merge_gap_bytes)
+    planned.sort(key=lambda row: row[1][0])  # by who wants it first
+    for _, readers in planned:
+        for index in readers:
+            chunk_counts[index] += 1
     return Plan(
-        chunks=[chunk for _, chunk, _ in planned],
-        readers=[who for _, _, who in planned],
+        chunks=[chunk for chunk, _ in planned],
+        readers=[readers for _, readers in planned],
         chunk_counts=chunk_counts,
-        needed_bytes=sum(chunk.needed_bytes for _, chunk, _ in planned),
-        fetched_bytes=sum(chunk.byte_range.size_bytes for _, chunk, _ in planned),
+        needed_bytes=sum(chunk.needed_bytes for chunk, _ in planned),
+        fetched_bytes=sum(chunk.byte_range.size_bytes for chunk, _ in planned),
     )
+
+
+class _Wanted(NamedTuple):
+    index: int
+    read: TensorRead
+    ranges: list[tuple[int, int]]
+
+
+def _plan_object(
+    object_id: ObjectId, wanted: list[_Wanted], chunk_bytes: int, merge_gap_bytes: int
+) -> list[tuple[Chunk, list[int]]]:
+    """The chunks of one object, each with the indices of its readers in ascending order."""
+    # Gaps below the alignment are always merged: a chunk may begin that much earlier.
+    gap_bytes = max(merge_gap_bytes, ALIGNMENT_BYTES - 1)
+    spans = _cut(merge([span for row in wanted for span in row.ranges], gap_bytes), chunk_bytes)
+    starts = [start for start, _ in spans]
+    readers: list[list[int]] = [[] for _ in spans]
+    used = [0] * len(spans)
+    counted: set[tuple[int, int, View]] = set()
+    for index, read, ranges in wanted:
+        density = _density(read, ranges)
+        # The same view read twice (tied weights, replicas) needs its bytes once.
+        identity = (read.data_start, read.itemsize_bytes, read.view)
+        fresh = identity not in counted
+        counted.add(identity)
+        for start, end in ranges:
+            for k in range(bisect_right(starts, start) - 1, bisect_left(starts, end)):
+                if fresh:
+                    low, high = spans[k]
+                    used[k] += round(density * (min(high, end) - max(low, start)))
+                if not readers[k] or readers[k][-1] != index:
+                    readers[k].append(index)
+    return [
+        (Chunk(object_id, ByteRange(start, end), min(needed, end - start)), who)
+        for (start, end), who, needed in zip(spans, readers, used, strict=True)
+    ]
 
 
 def _cut(ranges: list[tuple[int, int]], chunk_bytes: int) -> list[tuple[int, int]]:

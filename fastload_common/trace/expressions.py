@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fastload_common.plan.geometry import contiguous_strides, dense_strides_like, ordered
-from fastload_common.trace.lazy_tensor import LazyTensor, view_of
+from fastload_common.trace.lazy_tensor import LazyTensor
 from fastload_common.trace.nodes import Call, ExprNode
 from fastload_common.trace.views import meta_like
 
@@ -43,7 +42,7 @@ def fast_copy(recorder: Recorder, func: Any, args: Any, kwargs: dict[str, Any]) 
     else:
         return None
     source = args[0]
-    sizes, strides, _ = view_of(source)
+    sizes, strides, _ = source.view_in_node
     memory_format = kwargs.get("memory_format")
     if memory_format is torch.contiguous_format:
         out_strides = contiguous_strides(sizes)
@@ -149,5 +148,5 @@ def _wrap(
 ) -> LazyTensor:
     node = ExprNode(recorder, call, index, dtype, sizes, strides, device, copy_of)
     for source in call.inputs():
-        source.node.derived.append(weakref.ref(node))
+        source.node.add_derived(node)
     return LazyTensor(node, sizes, strides)

@@ -13,17 +13,23 @@ import torch
 from fastload_common.plan.geometry import View
 from fastload_common.trace.nodes import Node, real_view
 
-__all__ = ["LazyTensor", "view_of"]
+__all__ = ["LazyTensor"]
 
 
 class LazyTensor(torch.Tensor):
     """Wrapper subclass: sizes, strides, offset and dtype are real, the data is not.
 
     Operations that torch does not dispatch (numpy, data_ptr, pickling, ...) are overridden
-    here: they read the value. Attributes: `node` is the value that this is a view of.
+    here: they read the value.
+
+    Attributes:
+        node: the value that this is a view of.
+        view_in_node: sizes, strides and offset, in elements of this tensor's dtype. The same as
+            `shape`, `stride()` and `storage_offset()`, which cost a call into torch each.
     """
 
     node: Node
+    view_in_node: View
 
     # Python-level hooks cost a microsecond per call and show nothing that dispatch does not.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -46,6 +52,7 @@ class LazyTensor(torch.Tensor):
             device=node.device,
         )
         lazy.node = node
+        lazy.view_in_node = View(sizes, strides, offset)
         return lazy
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -66,7 +73,7 @@ class LazyTensor(torch.Tensor):
 
     def narrow(self, dim: int, start: Any, length: int) -> torch.Tensor:  # type: ignore[override]
         # The one operation that every weight loader runs; a tenth of the dispatched cost.
-        sizes = self.shape
+        sizes, strides, offset = self.view_in_node
         if (
             self.node.real is None
             and type(start) is int
@@ -74,11 +81,10 @@ class LazyTensor(torch.Tensor):
             and -len(sizes) <= dim < len(sizes)
             and 0 <= start <= start + length <= sizes[dim]
         ):
-            strides = self.stride()
             if dim < 0:
                 dim += len(sizes)
             new_sizes = (*sizes[:dim], length, *sizes[dim + 1 :])
-            offset = int(self.storage_offset()) + start * strides[dim]
+            offset += start * strides[dim]
             return LazyTensor(self.node, new_sizes, strides, offset, self.dtype)
         return super().narrow(dim, start, length)
 
@@ -120,11 +126,6 @@ class LazyTensor(torch.Tensor):
 
     def share_memory_(self) -> NoReturn:
         raise RuntimeError("a tensor of the checkpoint cannot be moved to shared memory")
-
-
-def view_of(lazy: torch.Tensor) -> View:
-    """A lazy tensor's geometry as plain integers."""
-    return View(tuple(lazy.shape), tuple(lazy.stride()), int(lazy.storage_offset()))
 
 
 def _recorder_of(args: Any, kwargs: Any) -> Any:

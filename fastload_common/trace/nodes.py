@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["Call", "ExprNode", "FileNode", "Node", "leaves", "real_view", "value_of"]
 
 
+_HOST = torch.device("cpu")
+
+
 class Node:
     """Common part.
 
@@ -61,8 +64,23 @@ class Node:
         self.strides = strides
         self.device = device
         self.real: torch.Tensor | None = None
-        self.users: list[Transfer] = []
-        self.derived: list[weakref.ref[ExprNode]] = []
+        self.users: list[Transfer] | None = None  # a list of its own costs, and there are many
+        self.derived: list[weakref.ref[ExprNode]] | None = None
+
+    def add_user(self, transfer: Transfer) -> None:
+        if self.users is None:
+            self.users = [transfer]
+        else:
+            self.users.append(transfer)
+
+    def remove_user(self, transfer: Transfer) -> None:
+        if self.users is not None and transfer in self.users:
+            self.users.remove(transfer)
+
+    def add_derived(self, node: ExprNode) -> None:
+        if self.derived is None:
+            self.derived = []
+        self.derived.append(weakref.ref(node))
 
 
 class FileNode(Node):
@@ -77,7 +95,7 @@ class FileNode(Node):
         dtype: torch.dtype,
         sizes: tuple[int, ...],
     ) -> None:
-        super().__init__(recorder, dtype, sizes, contiguous_strides(sizes), torch.device("cpu"))
+        super().__init__(recorder, dtype, sizes, contiguous_strides(sizes), _HOST)
         self.entry = entry
 
     def read(self, view: View, itemsize_bytes: int) -> TensorRead:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from fastload_common.plan.geometry import rebase
-from fastload_common.trace.lazy_tensor import LazyTensor, view_of
+from fastload_common.trace.lazy_tensor import LazyTensor
 from fastload_common.trace.nodes import ExprNode
 
 __all__ = ["peel"]
@@ -35,7 +35,7 @@ def peel(destination: torch.Tensor, source: LazyTensor) -> tuple[torch.Tensor, L
         base = node.copy_of
         if current.dtype != node.dtype or (base.dtype != node.dtype and node.dtype != wanted):
             break
-        view = rebase(view_of(current), node.sizes, node.strides, view_of(base))
+        view = rebase(current.view_in_node, node.sizes, node.strides, base.view_in_node)
         if view is None:
             break
         current = LazyTensor(base.node, *view, base.dtype)

@@ -8,7 +8,7 @@ from operator import attrgetter
 
 import torch
 
-from fastload_common.plan.geometry import views_overlap
+from fastload_common.plan.geometry import View, views_overlap
 from fastload_common.trace.transfer import Transfer, destination_view, storage_key
 
 __all__ = ["PendingWrites"]
@@ -37,7 +37,11 @@ class PendingWrites:
 
     def add(self, transfer: Transfer) -> None:
         storage = self._storages.setdefault(transfer.key, _Storage())
-        insort(storage.transfers, transfer, key=_START)
+        rows = storage.transfers
+        if not rows or rows[-1].start <= transfer.start:
+            rows.append(transfer)  # weights mostly come in order
+        else:
+            insort(rows, transfer, key=_START)
         storage.longest = max(storage.longest, transfer.end - transfer.start)
 
     def discard(self, transfers: Iterable[Transfer]) -> None:
@@ -66,7 +70,20 @@ class PendingWrites:
         view = destination_view(tensor)
         itemsize = tensor.element_size()
         start = view.offset * itemsize
-        end = start + view.span * itemsize
+        return self._overlapping(storage, view, itemsize, start, start + view.span * itemsize)
+
+    def overlapping_transfer(self, transfer: Transfer) -> list[Transfer]:
+        """Transfers in the index that write an element which a new one writes too."""
+        storage = self._storages.get(transfer.key)
+        if storage is None:
+            return []
+        itemsize = transfer.destination.dtype.itemsize
+        return self._overlapping(storage, transfer.view, itemsize, transfer.start, transfer.end)
+
+    @staticmethod
+    def _overlapping(
+        storage: _Storage, view: View, itemsize: int, start: int, end: int
+    ) -> list[Transfer]:
         rows = storage.transfers
         found = []
         for k in range(bisect_left(rows, start - storage.longest, key=_START), len(rows)):
@@ -75,7 +92,7 @@ class PendingWrites:
                 break
             if row.end <= start:
                 continue
-            same_size = row.destination.element_size() == itemsize
+            same_size = row.destination.dtype.itemsize == itemsize
             if not same_size or views_overlap(row.view, view):
                 found.append(row)
         return found

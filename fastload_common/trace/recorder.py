@@ -17,10 +17,11 @@ A dispatch mode sees one thread. In another thread nothing is recorded: copies a
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -43,6 +44,7 @@ from fastload_common.trace.views import FAST_VIEWS, view_by_meta
 __all__ = ["Recorder", "Resolver"]
 
 aten = torch.ops.aten
+_COPY = aten.copy_.default
 
 
 class Resolver(Protocol):
@@ -71,7 +73,7 @@ class Recorder:
         self._pending = PendingWrites()
         self._transfers: list[Transfer] = []
         self._lock = threading.RLock()
-        self._nodes: weakref.WeakSet[FileNode] = weakref.WeakSet()
+        self._nodes: list[weakref.ref[FileNode]] = []
         self._closed = False
         self.settled_count = 0
         self.recorded_count = 0
@@ -85,20 +87,27 @@ class Recorder:
         """A lazy tensor for a whole tensor of the checkpoint."""
         dtype, sizes = torch_layout(entry)
         node = FileNode(self, entry, dtype, sizes)
-        self._nodes.add(node)
+        self._nodes.append(weakref.ref(node))
         return LazyTensor(node, sizes, node.strides)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record in this thread while the block runs."""
-        with ExitStack() as stack:
-            stack.enter_context(_FunctionMode(self))
-            stack.enter_context(_DispatchMode(self))
-            yield
+        collecting = gc.isenabled()
+        # Each tensor leaves a few objects that live until the end: the collector would look at
+        # all of them again and again (half of the time at 100,000 tensors).
+        gc.disable()
+        try:
+            with _FunctionMode(self), _DispatchMode(self):
+                yield
+        finally:
+            if collecting:
+                gc.enable()
 
     def leaked(self) -> list[FileNode]:
         """Tensors of the checkpoint that somebody still holds lazily."""
-        return [node for node in self._nodes if node.real is None]
+        nodes = [reference() for reference in self._nodes]
+        return [node for node in nodes if node is not None and node.real is None]
 
     def close(self) -> None:
         """From now on a lazy tensor that was kept raises when it is used."""
@@ -109,16 +118,25 @@ class Recorder:
     def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """One operation in the recording thread."""
         first = args[0] if args else None
-        if type(first) is LazyTensor and first.node.real is None:
+        effect = effect_of(func)
+        if type(first) is not LazyTensor:
+            if effect is Effect.VIEW:
+                return func(*args, **kwargs)
+            if func is _COPY and type(args[1]) is LazyTensor:
+                with self._lock, torch._C.DisableTorchFunction():
+                    return self._record(first, args[1], args, kwargs)
+        elif first.node.real is None:
             fast = FAST_VIEWS.get(func)
             if fast is not None:
                 result = fast(*args, **kwargs)
                 return view_by_meta(func, first, args, kwargs) if result is None else result
         lazies = [v for v in _flat(args, kwargs) if type(v) is LazyTensor]
+        if not lazies:
+            if self._pending:
+                with self._lock, torch._C.DisableTorchFunction():
+                    self._settle_touched(func, args, kwargs)
+            return func(*args, **kwargs)
         with self._lock, torch._C.DisableTorchFunction(), torch.no_grad():
-            if not lazies:
-                self._settle_touched(func, args, kwargs)
-                return func(*args, **kwargs)
             return self._dispatch_lazy(func, args, kwargs, lazies)
 
     def dispatch_foreign(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -140,8 +158,11 @@ class Recorder:
         if all(lazy.node.real is not None for lazy in lazies):
             return self._run_now(func, args, kwargs)
         effect = effect_of(func)
-        if func is aten.copy_.default and type(args[0]) is not LazyTensor:
-            return self._record(args[0], args[1], args, kwargs)
+        if torch.Tag.inplace_view in func.tags:
+            raise TraceError(
+                f"{func} changes the shape of a loaded tensor in place",
+                hint="nothing to do: the weights are read eagerly instead",
+            )
         if func is aten._foreach_copy_.default:
             for destination, source in zip(args[0], args[1], strict=True):
                 destination.copy_(source) if type(source) is not LazyTensor else self._record(
@@ -185,23 +206,29 @@ class Recorder:
     def _record(
         self, destination: torch.Tensor, source: LazyTensor, args: Any, kwargs: dict[str, Any]
     ) -> torch.Tensor:
-        self._settle(self._pending.overlapping(destination))
         if source.node.real is not None:
-            return self._run_now(aten.copy_.default, args, kwargs)  # type: ignore[no-any-return]
-        source = self._broadcast(destination, source)
-        if destination.numel() == 0 or destination.is_meta:
+            with torch.no_grad():
+                return self._run_now(_COPY, args, kwargs)  # type: ignore[no-any-return]
+        if destination.shape != source.view_in_node.sizes:
+            source = self._broadcast(destination, source)
+        if destination.is_meta:
             return destination
-        destination_split, source = peel(destination, source)
-        transfer = Transfer(destination_split, source)
-        source.node.users.append(transfer)
+        target = destination
+        if type(source.node) is ExprNode:
+            target, source = peel(destination, source)
+        transfer = Transfer(target, source)
+        if transfer.start == transfer.end:
+            return destination
+        overlapping = self._pending.overlapping_transfer(transfer)
+        if overlapping:
+            self._settle(overlapping)
+        source.node.add_user(transfer)
         self._transfers.append(transfer)
         self._pending.add(transfer)
         self.recorded_count += 1
         return destination
 
     def _broadcast(self, destination: torch.Tensor, source: LazyTensor) -> LazyTensor:
-        if destination.shape == source.shape:
-            return source
         expanded = FAST_VIEWS[aten.expand.default](source, list(destination.shape))
         if expanded is None:
             # Let torch say what is wrong, in its own words.
@@ -238,9 +265,7 @@ class Recorder:
         self._pending.discard(transfers)
         for transfer in transfers:
             transfer.done = True
-            users = transfer.source.node.users
-            if transfer in users:
-                users.remove(transfer)
+            transfer.source.node.remove_user(transfer)
         if len(transfers) > len(self._transfers) // 2:
             self._transfers = self.transfers
 
@@ -267,14 +292,14 @@ class Recorder:
 
     def _make_writable(self, lazy: LazyTensor, *, covers: bool) -> None:
         node = lazy.node
-        self._settle(list(node.users))
-        for reference in node.derived:
+        self._settle(list(node.users or ()))
+        for reference in node.derived or ():
             derived = reference()
             if derived is not None and derived.real is None:
                 # What was computed from the old value must be, before it is gone.
-                self._settle(list(derived.users))
+                self._settle(list(derived.users or ()))
                 self.materialize(derived)
-        node.derived.clear()
+        node.derived = None
         if node.real is not None:
             return
         if covers and lazy.numel() == _prod(node.sizes) and 0 not in lazy.stride():
@@ -289,9 +314,7 @@ class Recorder:
 _READ_WHOLE_BYTES = 1024 * 1024
 
 # They give every element a value without reading it.
-_OVERWRITES = frozenset(
-    {aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.copy_.default}
-)
+_OVERWRITES = frozenset({aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor, _COPY})
 
 
 def _prod(sizes: Iterable[int]) -> int:
@@ -323,6 +346,11 @@ class _DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch's hook: without it each call goes through a wrapper that imports the compiler.
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

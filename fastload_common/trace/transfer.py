@@ -15,7 +15,7 @@ __all__ = ["Transfer", "destination_view", "storage_key"]
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Identity of the memory behind a tensor, valid while the tensor lives."""
+    """Identity of the memory behind a real tensor, valid while the tensor lives."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -41,7 +41,7 @@ class Transfer:
         self.destination = destination
         self.source = source
         self.view = destination_view(destination)
-        itemsize = destination.element_size()
+        itemsize = destination.dtype.itemsize
         self.start = self.view.offset * itemsize
         self.end = self.start + self.view.span * itemsize
         self.key = storage_key(destination)

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from fastload_common.plan.geometry import view_strides
-from fastload_common.trace.lazy_tensor import LazyTensor, view_of
+from fastload_common.trace.lazy_tensor import LazyTensor
+from fastload_common.trace.transfer import destination_view
 
 __all__ = ["FAST_VIEWS", "meta_like", "view_by_meta"]
 
@@ -22,7 +23,7 @@ Handler = Callable[..., Any]
 def _slice(
     lazy: LazyTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> LazyTensor | None:
-    sizes, strides, offset = view_of(lazy)
+    sizes, strides, offset = lazy.view_in_node
     if not -len(sizes) <= dim < len(sizes) or step < 1:
         return None
     dim %= len(sizes)
@@ -39,7 +40,7 @@ def _slice(
 
 
 def _select(lazy: LazyTensor, dim: int, index: int) -> LazyTensor | None:
-    sizes, strides, offset = view_of(lazy)
+    sizes, strides, offset = lazy.view_in_node
     if not -len(sizes) <= dim < len(sizes):
         return None
     dim %= len(sizes)
@@ -56,7 +57,7 @@ def _select(lazy: LazyTensor, dim: int, index: int) -> LazyTensor | None:
 
 
 def _permute(lazy: LazyTensor, dims: list[int]) -> LazyTensor | None:
-    sizes, strides, offset = view_of(lazy)
+    sizes, strides, offset = lazy.view_in_node
     count = len(sizes)
     if any(not -count <= d < count for d in dims):
         return None
@@ -88,7 +89,7 @@ def _t(lazy: LazyTensor) -> LazyTensor | None:
 
 
 def _view(lazy: LazyTensor, size: list[int]) -> LazyTensor | None:
-    sizes, strides, offset = view_of(lazy)
+    sizes, strides, offset = lazy.view_in_node
     new = list(size)
     numel = lazy.numel()
     if -1 in new:
@@ -110,7 +111,7 @@ def _view(lazy: LazyTensor, size: list[int]) -> LazyTensor | None:
 
 
 def _unsqueeze(lazy: LazyTensor, dim: int) -> LazyTensor | None:
-    sizes, strides, offset = view_of(lazy)
+    sizes, strides, offset = lazy.view_in_node
     if not -len(sizes) - 1 <= dim <= len(sizes):
         return None
     if dim < 0:
@@ -126,7 +127,7 @@ def _unsqueeze(lazy: LazyTensor, dim: int) -> LazyTensor | None:
 
 
 def _squeeze(lazy: LazyTensor, dims: int | list[int] | None = None) -> LazyTensor | None:
-    sizes, strides, offset = view_of(lazy)
+    sizes, strides, offset = lazy.view_in_node
     count = len(sizes)
     if dims is None:
         chosen = set(range(count))
@@ -146,7 +147,7 @@ def _squeeze(lazy: LazyTensor, dims: int | list[int] | None = None) -> LazyTenso
 
 
 def _expand(lazy: LazyTensor, size: list[int], *, implicit: bool = False) -> LazyTensor | None:
-    sizes, strides, offset = view_of(lazy)
+    sizes, strides, offset = lazy.view_in_node
     extra = len(size) - len(sizes)
     if extra < 0:
         return None
@@ -164,7 +165,7 @@ def _expand(lazy: LazyTensor, size: list[int], *, implicit: bool = False) -> Laz
 
 
 def _alias(lazy: LazyTensor) -> LazyTensor:
-    return LazyTensor(lazy.node, *view_of(lazy), lazy.dtype)
+    return LazyTensor(lazy.node, *lazy.view_in_node, lazy.dtype)
 
 
 def _pieces(lazy: LazyTensor, lengths: list[int], dim: int) -> list[LazyTensor] | None:
@@ -225,7 +226,7 @@ def meta_like(lazy: LazyTensor) -> torch.Tensor:
     node = lazy.node
     size_bytes = node.dtype.itemsize * math.prod(node.sizes)
     base = torch.empty(size_bytes // lazy.dtype.itemsize, dtype=lazy.dtype, device="meta")
-    return base.as_strided(*view_of(lazy))
+    return base.as_strided(*lazy.view_in_node)
 
 
 def view_by_meta(func: Any, lazy: LazyTensor, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -239,7 +240,7 @@ def view_by_meta(func: Any, lazy: LazyTensor, args: Any, kwargs: dict[str, Any])
     def wrap(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        return LazyTensor(lazy.node, *view_of(value), value.dtype)
+        return LazyTensor(lazy.node, *destination_view(value), value.dtype)
 
     if isinstance(result, list | tuple):
         return type(result)(wrap(value) for value in result)
