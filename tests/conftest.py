@@ -7,10 +7,15 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings as hypothesis_settings
 
 from fastload_common.testing.s3_server import S3Server
 
 _FOREIGN = ("AWS_", "FASTLOAD_", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_")
+
+# The same examples in every run, and no clock: a busy machine must not fail a test.
+hypothesis_settings.register_profile("fastload", deadline=None, derandomize=True)
+hypothesis_settings.load_profile("fastload")
 
 
 @pytest.fixture(autouse=True)

@@ -82,8 +82,9 @@ def _plan_object(
                 if not readers[k] or readers[k][-1] != index:
                     readers[k].append(index)
     return [
-        (Chunk(object_id, ByteRange(start, end), min(needed, end - start)), who)
+        (Chunk(object_id, ByteRange(start, end), min(max(needed, 1), end - start)), who)
         for (start, end), who, needed in zip(spans, readers, used, strict=True)
+        if who  # a gap longer than a chunk leaves some that nobody reads
     ]
 
 
