@@ -10,7 +10,7 @@ one ends, because it hangs on a pipe that the owner holds.
         subprocess.run([...], env={**os.environ, **server.environ()})
 
 ``python -m fastload_common.testing.s3_server`` prints the variables as shell exports and serves
-until it is interrupted or its standard input closes.
+until it is interrupted or terminated.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ def free_port() -> int:
 
 
 def main() -> None:
-    """Serve until interrupted, or until standard input closes; print the exports first."""
+    """Print the exports, and serve until interrupted or terminated."""
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ class _RawServer:
         self.port: int = self._listener.getsockname()[1]
         self.requests: list[bytes] = []
         self._replies = replies
+        self.live: socket.socket | None = None
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -34,6 +36,7 @@ class _RawServer:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
+            self.live = connection
             with connection:
                 for piece in pieces:
                     request = b""
@@ -192,6 +195,34 @@ def test_bytes_left_over_do_not_reach_the_next_reply(serve: Serve) -> None:
         assert _get(connection, 4) == b"0123"
         # The second request went over a new connection.
         assert [bool(request) for request in server.requests] == [True, False, True]
+
+
+def test_bytes_that_come_while_idle_do_not_reach_the_next_reply(serve: Serve) -> None:
+    server, connection = serve([OK, OK], [OK])
+    assert _get(connection, 4) == b"0123"
+    assert server.live is not None
+    assert connection._socket is not None
+    server.live.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nEVIL")
+    assert select.select([connection._socket], [], [], 10)[0]
+    assert _get(connection, 4) == b"0123"
+    assert [bool(request) for request in server.requests] == [True, False, True]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_error_body_is_read_to_a_limit(serve: Serve, chunked: bool) -> None:
+    length = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: 100000"
+    body = (b"186a0\r\n" if chunked else b"") + b"x" * 100_000
+    _, connection = serve([b"HTTP/1.1 503 Busy\r\n" + length + b"\r\n\r\n" + body], [OK])
+    head = connection.get("/x", {})
+    assert connection.body_capped(head, 1_000) == b"x" * 1_000
+    assert _get(connection, 4) == b"0123"
+
+
+def test_error_body_cut_short_is_what_came(serve: Serve) -> None:
+    _, connection = serve([b"HTTP/1.1 503 Busy\r\nContent-Length: 9\r\n\r\n0123"], [OK])
+    head = connection.get("/x", {})
+    assert connection.body_capped(head, 1_000) == b"0123"
+    assert _get(connection, 4) == b"0123"
 
 
 def test_line_breaks_in_headers_are_refused(serve: Serve) -> None:

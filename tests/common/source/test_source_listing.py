@@ -49,5 +49,8 @@ def test_listing_that_never_comes(fault_server: FaultServer, open_s3: OpenS3) ->
     # The second attempt is good.
     assert len(open_s3("s3://bucket/m", IMPATIENT).list()) == 1
     fault_server.script("GET", "bucket", [], then=Fault(status=503, code="SlowDown"))
-    with pytest.raises(SourceUnavailableError, match="SlowDown"):
+    asked = len(fault_server.seen("GET"))
+    with pytest.raises(SourceUnavailableError, match="SlowDown") as caught:
         open_s3("s3://bucket/m").list()
+    # Each attempt is one request: nobody below retries too.
+    assert len(fault_server.seen("GET")) - asked == caught.value.fields["attempts"] == 3

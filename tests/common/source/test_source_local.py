@@ -85,6 +85,22 @@ def test_truncated_during_the_read(directory: _Directory, monkeypatch: pytest.Mo
     receiver.close()
 
 
+def test_written_to_during_the_read(directory: _Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory.write("key", bytes(range(200)))
+    object_id = directory.source.stat("key")
+    real = os.preadv
+
+    def read_then_write(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        count = real(descriptor, buffers, offset)
+        os.utime(directory.path / "key", ns=(1, 1))
+        return count
+
+    monkeypatch.setattr(os, "preadv", read_then_write)
+    with pytest.raises(ObjectChangedError, match="written to") as caught:
+        directory.source.read(object_id)
+    assert caught.value.received_bytes == 0
+
+
 def test_short_reads_are_continued(directory: _Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     directory.write("key", bytes(range(200)))
     object_id = directory.source.stat("key")
