@@ -7,39 +7,47 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
+from fastload_common.config import environment
 from fastload_common.errors import FastloadError
 
-__all__ = ["join_engine_log", "run_by_engine_command", "show_own_errors_plainly"]
+__all__ = ["debugging", "join_engine_log", "run_by_engine_command", "show_own_errors_plainly"]
 
 _ENGINE_LOGGER = "vllm"
 _OWN_LOGGERS = ("fastload_common", "fastload_vllm")
 
 
 class _ToEngineLog(logging.Handler):
-    """Hands records to the engine's logger, whatever handlers it has at that moment."""
+    """Hands records to the engine's logger, or to the root's while the engine has none."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        engine = logging.getLogger(_ENGINE_LOGGER)
-        if engine.isEnabledFor(record.levelno):
-            engine.handle(record)
+        target = logging.getLogger(_ENGINE_LOGGER)
+        if not target.handlers:
+            target = logging.getLogger()
+        if target.isEnabledFor(record.levelno):
+            target.handle(record)
 
 
 def join_engine_log() -> None:
     """Show our log in the engine's log. Idempotent.
 
-    vLLM configures its own logger only, so our INFO lines would be dropped. Where the operator
-    configures logging otherwise (``VLLM_CONFIGURE_LOGGING=0``), nothing is changed.
+    vLLM configures its own logger only, some time after it called us, so our INFO lines would
+    be dropped. Where the operator configures logging (``VLLM_CONFIGURE_LOGGING=0``), our
+    records go where all others go.
     """
-    engine = logging.getLogger(_ENGINE_LOGGER)
-    if not engine.handlers:
-        return
     for name in _OWN_LOGGERS:
         own = logging.getLogger(name)
-        if own.handlers:
+        if any(isinstance(handler, _ToEngineLog) for handler in own.handlers):
             continue
         own.addHandler(_ToEngineLog())
-        own.setLevel(engine.getEffectiveLevel())
         own.propagate = False
+        # Above this the target's level decides, which may not be set yet.
+        own.setLevel(logging.DEBUG if debugging() else logging.INFO)
+
+
+def debugging() -> bool:
+    """Whether the operator asked vLLM for everything."""
+    wanted = environment().get("VLLM_LOGGING_LEVEL", "").upper() == "DEBUG"
+    return wanted or logging.getLogger(_ENGINE_LOGGER).isEnabledFor(logging.DEBUG)
 
 
 def run_by_engine_command() -> bool:
@@ -74,8 +82,7 @@ class _PlainErrors:
         error: BaseException,
         traceback: TracebackType | None,
     ) -> None:
-        debugging = logging.getLogger(_ENGINE_LOGGER).isEnabledFor(logging.DEBUG)
-        if isinstance(error, FastloadError) and not debugging:
+        if isinstance(error, FastloadError) and not debugging():
             print(f"fastload: {kind.__name__}: {error}", file=sys.stderr, flush=True)
             return
         assert callable(self._before)

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from fastload_common.errors import (
 from fastload_common.load.session import LoadSession, WeightSource
 from fastload_vllm import compat
 from fastload_vllm.asked import LOAD_FORMAT
+from fastload_vllm.console import debugging
 from fastload_vllm.port import rank_place, weights_root
 
 __all__ = ["FastloadModelLoader"]
@@ -32,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 _Base: Any = compat.BASE_LOADER.get()
 _NAMES_SHOWN = 8
+_MISTRAL_FILES = "consolidated*.safetensors"
 
 
 class FastloadModelLoader(_Base):  # type: ignore[misc]  # vLLM is not there when types are checked
@@ -73,7 +76,7 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # vLLM is not there whe
                 _check_all_loaded(self, model, model_config, loaded)
         except FastloadError as error:
             logger.error("fastload: %s: %s", type(error).__name__, error)
-            if logger.isEnabledFor(logging.DEBUG):
+            if debugging():
                 raise
             # The message says it all; the engine prints the stack that is below us anyhow.
             raise error.with_traceback(None) from None
@@ -94,6 +97,7 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # vLLM is not there whe
 
     def _sources(self, model: nn.Module, model_config: Any) -> list[WeightSource]:
         root = weights_root(model_config)
+        _check_place(root)
         revision = model_config.revision
         prefer = _preferred_set(model_config)
         patterns = getattr(model, "allow_patterns_overrides", None)
@@ -127,11 +131,8 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # vLLM is not there whe
         prefer: str,
     ) -> str:
         """The URI or directory with the weights. Downloads a hub id, as the default loader does."""
+        _check_place(model)
         if not compat.IS_OBJECT_URI.get()(model) and not os.path.isdir(model):
-            if "://" in model or model.startswith(("/", "./", "~")):
-                raise ConfigError(
-                    f"no such directory: {model}", hint="name a directory or an s3:// URI"
-                )
             model = self._download(model, revision, subfolder, patterns, prefer)
         return f"{model.rstrip('/')}/{subfolder.strip('/')}" if subfolder else model
 
@@ -146,21 +147,31 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # vLLM is not there whe
         local = compat.FROM_MODELSCOPE.get()(model, revision)
         if local:
             return str(local)
-        name = "consolidated" if prefer == "mistral" else ""
+        mistral = prefer == "mistral"
         directory = self.load_config.download_dir
         folder = compat.DOWNLOAD_WEIGHTS.get()(
             model,
             directory,
-            list(patterns) if patterns is not None else [f"{name}*.safetensors"],
+            list(patterns)
+            if patterns is not None
+            else [_MISTRAL_FILES if mistral else "*.safetensors"],
             revision,
             subfolder=subfolder,
             ignore_patterns=self.load_config.ignore_patterns,
         )
-        index = f"{name or 'model'}.safetensors.index.json"
+        index = f"{'consolidated' if mistral else 'model'}.safetensors.index.json"
         compat.DOWNLOAD_INDEX.get()(
             model, index, cache_dir=directory, subfolder=subfolder, revision=revision
         )
         return str(folder)
+
+
+def _check_place(model: str) -> None:
+    """Refuse what is no directory, no object URI and no hub id, before a hub is asked for it."""
+    if compat.IS_OBJECT_URI.get()(model) or os.path.isdir(model):
+        return
+    if "://" in model or model.startswith(("/", "./", "~")):
+        raise ConfigError(f"no such directory: {model}", hint="name a directory or an s3:// URI")
 
 
 def _patterns(patterns: Iterable[str] | None) -> tuple[str, ...] | None:
@@ -178,9 +189,16 @@ def _preferred_set(model_config: Any) -> str:
     """Which set of weights where a model has two: what the default loader would take."""
     if str(model_config.config_format) == "hf":
         return "hf"
-    if compat.IS_MISTRAL_REPO.get()(model_config.model, model_config.revision):
-        return "mistral"
-    return "hf"
+    model = str(model_config.model)
+    # A reload may put a URI here; the engine would ask a hub for its files.
+    if compat.IS_OBJECT_URI.get()(model):
+        return "auto"
+    if os.path.isdir(model):
+        # The engine's own look also finds such files in folders, which hold other models.
+        mistral = any(Path(model).glob(_MISTRAL_FILES))
+    else:
+        mistral = compat.IS_MISTRAL_REPO.get()(model, model_config.revision)
+    return "mistral" if mistral else "hf"
 
 
 def _eager_reason(model: nn.Module, model_config: Any) -> str | None:

@@ -211,8 +211,7 @@ def test_debugging_shows_the_whole_stack(
     as_engine_command: list[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     console.show_own_errors_plainly()
-    monkeypatch.setattr(logging.getLogger("vllm"), "level", logging.DEBUG)
-    logging.getLogger("vllm").manager._clear_cache()  # type: ignore[attr-defined]
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "debug")
     error = FastloadError("ours")
     sys.excepthook(FastloadError, error, None)
     assert as_engine_command == [error]
@@ -269,10 +268,15 @@ def test_our_lines_are_in_the_engines_log(engine_log: list[logging.LogRecord]) -
     assert [record.getMessage() for record in engine_log] == ["loaded"]
 
 
-def test_where_the_engine_does_not_log_we_change_nothing(
-    engine_log: list[logging.LogRecord],
+def test_where_the_engine_does_not_log_the_root_gets_our_lines(
+    engine_log: list[logging.LogRecord], caplog: pytest.LogCaptureFixture
 ) -> None:
     logging.getLogger("vllm").handlers.clear()
     console.join_engine_log()
-    assert logging.getLogger("fastload_common").handlers == []
-    assert logging.getLogger("fastload_common").propagate
+    logging.getLogger("fastload_common.load").info("loaded")
+    logging.getLogger("fastload_common.load").warning("odd")
+    assert [record.getMessage() for record in caplog.records] == ["odd"]
+    with caplog.at_level(logging.INFO):
+        logging.getLogger("fastload_common.load").info("loaded")
+    assert [record.getMessage() for record in caplog.records] == ["odd", "loaded"]
+    assert engine_log == []
