@@ -71,7 +71,7 @@ def _origin(option: Option, given: dict[str, str]) -> str:
 
 def _shown(option: Option, value: Any) -> str:
     if value is None:
-        return "(chosen by fastload)" if option.default is None else "unset"
+        return "not set"
     if option.unit == "bytes":
         return format_size(value)
     if option.unit == "s":
