@@ -174,9 +174,9 @@ class LoadSession:
         try:
             with self.report.phase("trace"):
                 result = self._trace(recorder, consume)
-        except FastloadError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever the engine's code raises
+        except Exception as error:
+            if isinstance(error, FastloadError) and not isinstance(error, TraceError):
+                raise
             reason = self._untraceable(error)
             recorder.close()
             return self._load_eagerly(consume, reason)

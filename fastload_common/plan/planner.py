@@ -52,7 +52,7 @@ def plan_reads(reads: Sequence[TensorRead], *, chunk_bytes: int, merge_gap_bytes
 
 
 class _Wanted(NamedTuple):
-    index: int
+    number: int
     read: TensorRead
     ranges: list[tuple[int, int]]
 

@@ -25,8 +25,6 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fastload_common.checkpoint.records import TensorEntry
@@ -34,6 +32,7 @@ from fastload_common.errors import TraceError
 from fastload_common.trace.dtypes import torch_layout
 from fastload_common.trace.expressions import fast_copy, make_expression
 from fastload_common.trace.lazy_tensor import LazyTensor
+from fastload_common.trace.modes import DispatchMode, FunctionMode
 from fastload_common.trace.nodes import ExprNode, FileNode, Node, real_view
 from fastload_common.trace.peel import peel
 from fastload_common.trace.pending import PendingWrites
@@ -98,7 +97,7 @@ class Recorder:
         # all of them again and again (half of the time at 100,000 tensors).
         gc.disable()
         try:
-            with _FunctionMode(self), _DispatchMode(self):
+            with FunctionMode(self), DispatchMode(self):
                 yield
         finally:
             if collecting:
@@ -117,7 +116,7 @@ class Recorder:
 
     def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """One operation in the recording thread."""
-        first = args[0] if args else None
+        first: Any = args[0] if args else None
         effect = effect_of(func)
         if type(first) is not LazyTensor:
             if effect is Effect.VIEW:
@@ -338,52 +337,3 @@ def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
         value = args[position] if position < len(args) else kwargs.get(name)
         values += tree_leaves(value)
     return values
-
-
-class _DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Brings every operation of this thread to the recorder."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._recorder = recorder
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # torch's hook: without it each call goes through a wrapper that imports the compiler.
-        return False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return self._recorder.dispatch(func, args, kwargs or {})
-
-
-_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-_TAKES_ADDRESS = frozenset(
-    {
-        torch.Tensor.data_ptr,
-        torch.Tensor.numpy,
-        torch.Tensor.tolist,
-        torch.Tensor.__array__,
-        torch.Tensor.__dlpack__,
-        torch.Tensor.share_memory_,
-    }
-)
-
-
-class _FunctionMode(TorchFunctionMode):
-    """Sees the few calls that torch does not dispatch."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func in _TAKES_ADDRESS and type(args[0]) is not LazyTensor:
-            self._recorder.settle_all(args[0])
-        elif func == _SET_DATA and type(args[1]) is LazyTensor:
-            # The parameter takes over the loaded tensor itself: it must be a real one.
-            args = (args[0], args[1].materialize())
-        return func(*args, **kwargs) if kwargs else func(*args)

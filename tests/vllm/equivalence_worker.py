@@ -54,7 +54,7 @@ def load(model: str, load_format: str, world_size: int) -> torch.nn.Module:
     config = engine_config(model, load_format, world_size)
     # The engine fills these once it knows its devices; nothing here depends on them.
     with set_current_vllm_config(config):
-        module = get_model(vllm_config=config)
+        module: torch.nn.Module = get_model(vllm_config=config)
     config.compilation_config.static_forward_context.clear()
     return module
 

@@ -76,7 +76,8 @@ def test_dense_strides_are_those_of_clone(view: View) -> None:
 
 
 def _dense(tensor: torch.Tensor) -> bool:
-    return torch._prims_common.is_non_overlapping_and_dense(tensor)
+    view = View(tuple(tensor.shape), tuple(tensor.stride()), 0)
+    return view.span == view.numel and nested(*ordered(*view[:2], view.strides)[:2])
 
 
 @given(matrices(allow_empty=True), st.data())
