@@ -27,13 +27,30 @@ class _ToEngineLog(logging.Handler):
             target.handle(record)
 
 
+class _WithoutOurStack(logging.Filter):
+    """Shortens the engine's record of one of our errors, whose own line stands above already."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, FastloadError) and not debugging():
+            record.msg = f"{record.getMessage()} ({type(error).__name__}, see above)"
+            record.args = None
+            record.exc_info = None
+            record.exc_text = None
+        return True
+
+
 def join_engine_log() -> None:
     """Show our log in the engine's log. Idempotent.
 
     vLLM configures its own logger only, some time after it called us, so our INFO lines would
     be dropped. Where the operator configures logging (``VLLM_CONFIGURE_LOGGING=0``), our
-    records go where all others go.
+    records go where all others go. Where the engine logs one of our errors with its stack, the
+    stack is left out: the error has been logged, and says what to do.
     """
+    for handler in logging.getLogger(_ENGINE_LOGGER).handlers:
+        if not any(isinstance(f, _WithoutOurStack) for f in handler.filters):
+            handler.addFilter(_WithoutOurStack())
     for name in _OWN_LOGGERS:
         own = logging.getLogger(name)
         if any(isinstance(handler, _ToEngineLog) for handler in own.handlers):

@@ -280,3 +280,26 @@ def test_where_the_engine_does_not_log_the_root_gets_our_lines(
         logging.getLogger("fastload_common.load").info("loaded")
     assert [record.getMessage() for record in caplog.records] == ["odd", "loaded"]
     assert engine_log == []
+
+
+def log_failure(error: Exception) -> None:
+    try:
+        raise error
+    except Exception:
+        logging.getLogger("vllm").exception("Worker %d failed.", 3)
+
+
+def test_the_engines_record_of_our_error_has_no_stack(
+    engine_log: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        console.join_engine_log()
+    log_failure(ObjectMissingError("no such bucket"))
+    log_failure(ValueError("not ours"))
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    log_failure(ObjectMissingError("no such bucket"))
+    assert [(r.getMessage(), r.exc_info is not None) for r in engine_log] == [
+        ("Worker 3 failed. (ObjectMissingError, see above)", False),
+        ("Worker 3 failed.", True),
+        ("Worker 3 failed.", True),
+    ]
