@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -17,6 +18,7 @@ import pytest
 from fastload_common.clock import SystemClock
 from fastload_common.testing.s3_server import S3Server, free_port
 from fastload_common.testing.tiny_models import write_tiny_model
+from fastload_common.testing.vllm_cpu import add_vllm_metadata
 
 pytestmark = [
     pytest.mark.engine,
@@ -51,7 +53,7 @@ def serve_and_ask(model: str, environ: dict[str, str], log: Path) -> str:
     """Start the real server, ask it one completion, stop it."""
     port = free_port()
     command = [
-        *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model),
+        *(str(Path(sys.executable).with_name("vllm")), "serve", model),
         *("--load-format", "fastload", "--served-model-name", "tiny", "--enforce-eager"),
         *("--max-model-len", "128", "--host", "127.0.0.1", "--port", str(port)),
     ]
@@ -70,12 +72,17 @@ def serve_and_ask(model: str, environ: dict[str, str], log: Path) -> str:
         with urllib.request.urlopen(request, timeout=60) as reply:
             return str(json.load(reply)["usage"]["completion_tokens"])
     finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        try:
-            server.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
+        _stop(server)
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    """End the server, and whatever of its session is left."""
+    server.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.wait(30)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
+    server.wait()
 
 
 def _wait_until_up(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
@@ -107,8 +114,13 @@ def test_no_request_to_any_other_host(
         **s3_server.environ(),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        # Else vLLM looks for its own address by a datagram socket that it connects to a public
+        # one (nothing is sent), which the spy could not tell from a request.
+        "VLLM_HOST_IP": "127.0.0.1",
         "FASTLOAD_CACHE_DIR": str(tmp_path / "cache"),
-        "PYTHONPATH": str(tmp_path / "spy"),
+        "PYTHONPATH": os.pathsep.join(
+            (str(tmp_path / "spy"), str(add_vllm_metadata(tmp_path / "names")))
+        ),
         "SPY_LOG": str(contacts),
     }
     environ.pop("HF_HUB_OFFLINE", None)
