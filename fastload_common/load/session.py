@@ -47,7 +47,7 @@ Weights = Iterable[tuple[str, torch.Tensor]]
 
 # What a weight loader raises when a checkpoint does not fit the model: eager reading would
 # fail in the same way, after having read everything before it.
-_MISFITS = (AssertionError, KeyError, IndexError, ValueError)
+_MISFITS = (AssertionError, AttributeError, KeyError, IndexError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +171,7 @@ class LoadSession:
         if eager_reason is not None:
             return self._load_eagerly(consume, eager_reason)
         recorder = Recorder(self._executor)
+        self._stack.callback(recorder.close)
         try:
             with self.report.phase("trace"):
                 result = self._trace(recorder, consume)
@@ -178,7 +179,6 @@ class LoadSession:
             if isinstance(error, FastloadError) and not isinstance(error, TraceError):
                 raise
             reason = self._untraceable(error)
-            recorder.close()
             return self._load_eagerly(consume, reason)
         self._place_all(recorder)
         with self.report.phase("finish"):
@@ -295,7 +295,6 @@ class LoadSession:
         for node in recorder.leaked():
             logger.warning("tensor %r is kept by the model outside its modules", node.entry.name)
             recorder.materialize(node)
-        recorder.close()
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
 

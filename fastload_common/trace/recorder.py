@@ -28,7 +28,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fastload_common.checkpoint.records import TensorEntry
-from fastload_common.errors import TraceError
+from fastload_common.errors import TensorMismatchError, TraceError
 from fastload_common.trace.dtypes import torch_layout
 from fastload_common.trace.expressions import fast_copy, make_expression
 from fastload_common.trace.lazy_tensor import LazyTensor
@@ -140,11 +140,6 @@ class Recorder:
 
     def dispatch_foreign(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """One operation on a lazy tensor where no mode is active: nothing is deferred."""
-        if self._closed:
-            raise TraceError(
-                f"a tensor of the checkpoint was used after its load had ended (operation {func})",
-                hint="set FASTLOAD_TRACE=eager, and report which model does this",
-            )
         first = args[0] if args else None
         if effect_of(func) is Effect.VIEW and type(first) is LazyTensor and first.node.real is None:
             return view_by_meta(func, first, args, kwargs)
@@ -230,11 +225,18 @@ class Recorder:
     def _broadcast(self, destination: torch.Tensor, source: LazyTensor) -> LazyTensor:
         expanded = FAST_VIEWS[aten.expand.default](source, list(destination.shape))
         if expanded is None:
-            # Let torch say what is wrong, in its own words.
-            torch.empty(destination.shape, device="meta").copy_(
-                torch.empty(source.shape, device="meta")
+            node = source.node
+            entry = node.entry if isinstance(node, FileNode) else None
+            name = repr(entry.name) if entry else "a value computed from the checkpoint"
+            raise TensorMismatchError(
+                f"{name}: shape {list(source.shape)} was to be copied into a parameter of shape "
+                f"{list(destination.shape)}",
+                hint="check that config.json and the weights belong to the same model",
+                object=entry.object_id.uri if entry else None,
+                range=str(entry.byte_range) if entry else None,
+                dtype=entry.dtype if entry else None,
+                shape=list(entry.shape) if entry else None,
             )
-            raise AssertionError("torch accepted what cannot be broadcast")
         return expanded  # type: ignore[no-any-return]
 
     # -- settling ---------------------------------------------------------------------------

@@ -1,0 +1,297 @@
+"""A whole load over real files: what arrives, what is refused, what is left behind."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fastload_common.config import Settings, load_settings
+from fastload_common.errors import (
+    DeadlineError,
+    NoWeightsError,
+    TensorMismatchError,
+    TraceError,
+)
+from fastload_common.load.session import LoadSession, RankPlace, WeightSource
+from fastload_common.testing.fake_clock import FakeClock
+
+Weights = Iterable[tuple[str, torch.Tensor]]
+
+
+@pytest.fixture
+def tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        f"layers.{k}.weight": torch.randn(30 + k, 16, generator=generator).to(torch.bfloat16)
+        for k in range(12)
+    }
+
+
+@pytest.fixture
+def directory(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    save_file(tensors, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return load_settings({"progress": "off", "chunk_bytes": "64KiB", "memory_bytes": "1MiB"}, {})
+
+
+class Model(torch.nn.Module):
+    """Parameters for the tensors of a checkpoint, and a loader like the engines'."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.rows = torch.nn.ParameterDict(
+            {
+                name.replace(".", "_"): torch.nn.Parameter(
+                    torch.full_like(value, 7), requires_grad=False
+                )
+                for name, value in tensors.items()
+            }
+        )
+
+    def parameter(self, name: str) -> torch.nn.Parameter:
+        param: torch.nn.Parameter = self.rows[name.replace(".", "_")]
+        return param
+
+    def load_weights(self, weights: Weights) -> set[str]:
+        loaded = set()
+        for name, weight in weights:
+            param = self.parameter(name)
+            assert param.shape == weight.shape, f"{name}: {param.shape} != {weight.shape}"
+            param.data.copy_(weight)
+            loaded.add(name)
+        return loaded
+
+    def holds(self, tensors: dict[str, torch.Tensor]) -> bool:
+        return all(torch.equal(self.parameter(name), value) for name, value in tensors.items())
+
+    def untouched(self, tensors: dict[str, torch.Tensor]) -> bool:
+        return all(bool((self.parameter(name) == 7).all()) for name in tensors)
+
+
+def load(
+    directory: Path,
+    settings: Settings,
+    model: Model,
+    consume: Callable[[Weights], object] | None = None,
+    **options: str | None,
+) -> LoadSession:
+    with LoadSession([WeightSource(str(directory))], settings) as session:
+        session.load(model, consume or model.load_weights, **options)
+    return session
+
+
+def test_a_load_fills_the_model_and_tells_what_it_did(
+    directory: Path, settings: Settings, tensors: dict[str, torch.Tensor]
+) -> None:
+    model = Model(tensors)
+    place = RankPlace("test", "1.0", rank=1, world_size=2)
+    with LoadSession([WeightSource(str(directory))], settings, place) as session:
+        assert session.load(model, model.load_weights) == set(tensors)
+    assert model.holds(tensors)
+    report = session.report
+    size_bytes = sum(value.nbytes for value in tensors.values())
+    assert (report.status, report.rank, report.engine) == ("ok", 1, "test")
+    assert report.model_bytes == report.needed_bytes == size_bytes
+    assert report.fetched_bytes == size_bytes + report.over_read_bytes
+    assert report.transfers == report.tensors == len(tensors)
+    assert report.settled_reads == 0
+    assert 0 < report.peak_staging_bytes <= 1 << 20
+
+
+def test_eager_reading_gives_the_same(
+    directory: Path, tensors: dict[str, torch.Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = load_settings(
+        {"trace": "eager", "progress": "off", "chunk_bytes": "64KiB", "memory_bytes": "1MiB"}, {}
+    )
+    model = Model(tensors)
+    with caplog.at_level(logging.INFO):
+        session = load(directory, settings, model)
+    assert model.holds(tensors)
+    assert session.report.eager_reason == "FASTLOAD_TRACE=eager"
+    assert "one after the other" in caplog.text
+
+
+def test_tensors_are_real_and_own_their_memory(
+    directory: Path, settings: Settings, tensors: dict[str, torch.Tensor]
+) -> None:
+    with LoadSession([WeightSource(str(directory))], settings) as session:
+        found = dict(session.tensors())
+    assert set(found) == set(tensors)
+    for name, value in found.items():
+        assert type(value) is torch.Tensor
+        assert torch.equal(value, tensors[name])
+        value.add_(1)  # writable, and after the session
+
+
+def test_a_shape_that_does_not_fit_names_the_tensor_and_touches_nothing(
+    directory: Path, settings: Settings, tensors: dict[str, torch.Tensor]
+) -> None:
+    model = Model({**tensors, "layers.11.weight": torch.zeros(3, 3)})
+    with pytest.raises(TensorMismatchError) as caught:
+        load(directory, settings, model)
+    message = str(caught.value)
+    assert "layers.11.weight" in message
+    assert "[41, 16]" in message
+    assert "BF16" in message
+    assert "model.safetensors" in message
+    assert model.untouched({n: t for n, t in tensors.items() if n != "layers.11.weight"})
+
+
+def test_a_tensor_that_the_model_does_not_know_is_named(
+    directory: Path, settings: Settings, tensors: dict[str, torch.Tensor]
+) -> None:
+    known = {name: value for name, value in tensors.items() if not name.startswith("layers.5.")}
+    with pytest.raises(TensorMismatchError, match=r"layers\.5\.weight"):
+        load(directory, settings, Model(known))
+
+
+def test_what_lazy_tensors_cannot_do_is_done_with_real_ones(
+    directory: Path,
+    settings: Settings,
+    tensors: dict[str, torch.Tensor],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = Model(tensors)
+
+    def picky(weights: Weights) -> None:
+        for name, weight in weights:
+            if type(weight) is not torch.Tensor:
+                raise TypeError("a kernel that wants a plain tensor")
+            model.parameter(name).data.copy_(weight)
+
+    session = load(directory, settings, model, picky)
+    assert model.holds(tensors)
+    assert session.report.eager_reason == "not traceable: TypeError"
+    assert "could not be traced" in caplog.text
+
+
+def test_a_shape_changed_in_place_is_read_eagerly(
+    directory: Path, settings: Settings, tensors: dict[str, torch.Tensor]
+) -> None:
+    model = Model(tensors)
+
+    def transposing(weights: Weights) -> None:
+        for name, weight in weights:
+            weight.t_()
+            model.parameter(name).data.copy_(weight.t())
+
+    session = load(directory, settings, model, transposing)
+    assert model.holds(tensors)
+    assert session.report.eager_reason is not None
+
+
+def test_nothing_in_the_model_stays_lazy(
+    directory: Path, settings: Settings, tensors: dict[str, torch.Tensor]
+) -> None:
+    model = Model(tensors)
+    kept: dict[str, torch.Tensor] = {}
+
+    def keeping(weights: Weights) -> None:
+        for name, weight in weights:
+            if name == "layers.0.weight":
+                model.plain = weight
+            elif name == "layers.1.weight":
+                model.taken = torch.nn.Parameter(weight, requires_grad=False)
+            elif name == "layers.2.weight":
+                model.register_buffer("buffer", weight[:3])
+            elif name == "layers.3.weight":
+                kept[name] = weight
+            else:
+                model.parameter(name).data.copy_(weight)
+
+    load(directory, settings, model, keeping)
+    assert type(model.plain) is torch.Tensor
+    assert torch.equal(model.plain, tensors["layers.0.weight"])
+    assert type(model.taken) is torch.nn.Parameter
+    assert torch.equal(model.taken, tensors["layers.1.weight"])
+    assert type(model.buffer) is torch.Tensor
+    assert torch.equal(model.buffer, tensors["layers.2.weight"][:3])
+    # Outside the modules it is still a lazy tensor, with its value behind it.
+    assert torch.equal(kept["layers.3.weight"] * 2, tensors["layers.3.weight"] * 2)
+
+
+def test_several_sources_with_prefixes(tmp_path: Path, settings: Settings) -> None:
+    parts = {}
+    for part in ("text", "vision"):
+        (tmp_path / part).mkdir()
+        parts[part] = torch.randn(8, 8)
+        save_file({"w": parts[part]}, tmp_path / part / "model.safetensors")
+    sources = [WeightSource(str(tmp_path / part), prefix=f"{part}.") for part in parts]
+    model = Model({f"{part}.w": value for part, value in parts.items()})
+    with LoadSession(sources, settings) as session:
+        session.load(model, model.load_weights)
+    assert model.holds({f"{part}.w": value for part, value in parts.items()})
+
+
+def test_a_failed_load_is_reported_and_leaves_no_thread(
+    directory: Path, tmp_path: Path, tensors: dict[str, torch.Tensor]
+) -> None:
+    path = tmp_path / "report.jsonl"
+    settings = load_settings({"report": str(path), "progress": "lines"}, {})
+    before = threading.active_count()
+    with pytest.raises(TensorMismatchError):
+        load(directory, settings, Model({}))
+    load(directory, settings, Model(tensors))
+    (tmp_path / "none").mkdir()
+    with pytest.raises(NoWeightsError):
+        load(tmp_path / "none", settings, Model({}))
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["status"] for row in rows] == ["failed", "ok", "failed"]
+    assert rows[0]["error"].startswith("TensorMismatchError: ")
+    assert threading.active_count() == before
+
+
+def test_an_error_of_the_consumer_is_its_own(
+    directory: Path, settings: Settings, tensors: dict[str, torch.Tensor]
+) -> None:
+    def interrupted(weights: Weights) -> None:
+        next(iter(weights))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        load(directory, settings, Model(tensors), interrupted)
+
+
+def test_the_deadline_covers_the_trace(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
+    settings = load_settings({"deadline_s": 5, "progress": "off"}, {})
+    clock = FakeClock()
+    model = Model(tensors)
+
+    def slow(weights: Weights) -> None:
+        clock.advance(6)
+        model.load_weights(weights)
+
+    with (
+        pytest.raises(DeadlineError),
+        LoadSession([WeightSource(str(directory))], settings, clock=clock) as session,
+    ):
+        session.load(model, slow)
+    assert model.untouched(tensors)
+
+
+def test_a_lazy_tensor_used_too_late_says_so(
+    directory: Path, settings: Settings, tensors: dict[str, torch.Tensor]
+) -> None:
+    kept: list[torch.Tensor] = []
+    model = Model(tensors)
+
+    def failing(weights: Weights) -> None:
+        kept.append(next(iter(weights))[1])
+        raise AssertionError("no")
+
+    with pytest.raises(TensorMismatchError):
+        load(directory, settings, model, failing)
+    with pytest.raises(TraceError, match="after its load"):
+        kept[0].sum()
