@@ -91,9 +91,24 @@ def unsupported(job: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
+def filtered(job: dict[str, Any]) -> dict[str, Any]:
+    """What a process says in which VLLM_PLUGINS leaves the plugin out."""
+    from vllm.config.load import LoadConfig
+    from vllm.model_executor.model_loader import get_model_loader
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    made = {"ours": sorted(name for name in sys.modules if name.startswith("fastload"))}
+    try:
+        get_model_loader(LoadConfig(load_format="fastload"))
+    except ValueError as error:
+        made["error"] = [str(error)]
+    return made
+
+
 if __name__ == "__main__":
     scenario, job = sys.argv[1], json.loads(sys.argv[2])
-    result = {"many": many, "unsupported": unsupported}[scenario](job)
+    result = {"many": many, "unsupported": unsupported, "filtered": filtered}[scenario](job)
     print(json.dumps(result), flush=True)
     # vLLM's helper threads must not hold this process.
     os._exit(0)

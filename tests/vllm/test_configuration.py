@@ -211,6 +211,15 @@ def test_e12_registration_is_idempotent_and_waits_for_the_loaders(made: dict[str
     }
 
 
+@pytest.mark.parametrize("plugins", ["", "other"])
+def test_e12_a_plugin_that_is_filtered_out_is_an_unknown_format(plugins: str) -> None:
+    """None of our code runs then: the engine's own message is all that there can be."""
+    assert run_worker("filtered", {}, {"VLLM_PLUGINS": plugins}) == {
+        "ours": [],
+        "error": ["Load format `fastload` is not supported"],
+    }
+
+
 RUNAI = '''
     """Stands in for the Run:ai package: its metadata comes from a directory."""
     import os, shutil

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,26 @@ pytestmark = [
 WORKER = Path(__file__).with_name("serving_worker.py")
 ROOT = Path(__file__).parents[2]
 BUCKET = "serving"
+
+
+# Every process of the engine notes which names it looks up and which addresses it calls.
+NOTE_HOSTS = """
+import os, sys
+
+def note(event, arguments):
+    host = None
+    if event == "socket.getaddrinfo":
+        host = arguments[0]
+    elif event == "socket.connect" and isinstance(arguments[1], tuple):
+        # A datagram socket is "connected" to learn one's own address; nothing is sent.
+        if arguments[0].type & 0xF == 1:
+            host = arguments[1][0]
+    if host is not None:
+        with open(os.environ["TEST_HOSTS"], "a") as stream:
+            print(host.decode() if isinstance(host, bytes) else host, file=stream)
+
+sys.addaudithook(note)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +75,15 @@ def variables(
     for directory in models.iterdir():
         s3_server.upload_dir(directory, BUCKET, directory.name)
     work = tmp_path_factory.mktemp("work")
+    names = distribution_named_vllm(work)
+    (names / "sitecustomize.py").write_text(NOTE_HOSTS)
     return s3_server.environ() | {
         "FASTLOAD_CACHE_DIR": str(work / "cache"),
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        "PYTHONPATH": f"{distribution_named_vllm(work)}{os.pathsep}{ROOT}",
+        "VLLM_NO_USAGE_STATS": "1",
+        "PYTHONPATH": f"{names}{os.pathsep}{ROOT}",
+        "TEST_HOSTS": str(work / "hosts"),
     }
 
 
@@ -98,7 +123,11 @@ def tokens(job: dict[str, Any], variables: dict[str, str]) -> list[Any]:
     return found
 
 
-def test_drafts_and_reloads_come_from_s3(models: Path, variables: dict[str, str]) -> None:
+def test_e08_drafts_and_reloads_come_from_s3_and_nowhere_else(
+    models: Path, variables: dict[str, str]
+) -> None:
+    """Also where nobody forbade the hub."""
+
     def uri(name: str) -> str:
         return f"s3://{BUCKET}/{name}"
 
@@ -112,14 +141,25 @@ def test_drafts_and_reloads_come_from_s3(models: Path, variables: dict[str, str]
             },
             "reload": [None, uri("second")],
         },
-        variables,
+        {name: value for name, value in variables.items() if name != "HF_HUB_OFFLINE"},
     )
+    own = {"127.0.0.1", "::1", "localhost", socket.gethostname(), own_address()}
+    hosts = set(Path(variables["TEST_HOSTS"]).read_text().split())
+    assert "127.0.0.1" in hosts
+    assert hosts - own == set()
     wanted = tokens(
         {"engine": {"model": str(models / "first")}, "reload": [str(models / "second")]},
         variables,
     )
     assert wanted[0] != wanted[1]
     assert found == [wanted[0], wanted[0], wanted[1]]
+
+
+def own_address() -> str:
+    """The address that this machine would use; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))
+        return str(probe.getsockname()[0])
 
 
 def serve(model: str, variables: dict[str, str], *more: str) -> tuple[int, str]:
@@ -150,13 +190,3 @@ def test_an_error_in_a_worker_is_said_once_and_without_our_stack(
     assert len(said) == 1
     assert "model.layers.2." in said[0]
     assert "fastload_common" not in output
-
-
-def test_e12_a_plugin_that_is_filtered_out_is_an_unknown_format(
-    models: Path, variables: dict[str, str]
-) -> None:
-    """None of our code runs then: the engine's own message is all that there can be."""
-    job = {"engine": {"model": str(models / "first"), "load_format": "fastload"}, "reload": []}
-    done = run([str(WORKER), json.dumps(job)], variables | {"VLLM_PLUGINS": "other"})
-    assert done.returncode != 0
-    assert "Load format `fastload` is not supported" in done.stdout
