@@ -10,7 +10,6 @@ on disk.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import os
 import shutil
@@ -27,6 +26,7 @@ from typing import Any
 
 from fastload_common.testing.s3_server import S3Server, free_port
 from fastload_common.testing.tiny_models import write_tiny_model
+from fastload_common.testing.vllm_cpu import add_vllm_metadata
 from fastload_common.units import format_size
 
 BUCKET = "models"
@@ -136,8 +136,8 @@ def environment(work: Path, ranks: int, variables: dict[str, str]) -> dict[str, 
         "VLLM_CACHE_ROOT": str(work / "vllm-cache"),
         "FASTLOAD_CACHE_DIR": str(work / "fastload-cache"),
     }
-    if cpu_build := metadata_of_cpu_build(work):
-        mine["PYTHONPATH"] = os.pathsep.join(filter(None, [cpu_build, mine.get("PYTHONPATH")]))
+    named = str(add_vllm_metadata(work / "metadata"))
+    mine["PYTHONPATH"] = os.pathsep.join(filter(None, [named, mine.get("PYTHONPATH")]))
     if ranks > 1:
         # One core a rank; vLLM's own choice needs a NUMA node for each.
         cores = sorted(os.sched_getaffinity(0))
@@ -145,24 +145,6 @@ def environment(work: Path, ranks: int, variables: dict[str, str]) -> dict[str, 
             str(cores[rank % len(cores)]) for rank in range(ranks)
         )
     return mine | variables
-
-
-def metadata_of_cpu_build(work: Path) -> str | None:
-    """A path entry that gives vLLM's CPU build its own name, or None where it needs none.
-
-    Its distribution is called ``vllm-cpu``, but ``vllm serve`` asks for the version of
-    ``vllm`` and ends when there is none.
-    """
-    try:
-        importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        version = importlib.metadata.version("vllm-cpu") + "+cpu"
-        entry = work / "metadata"
-        info = entry / f"vllm-{version}.dist-info"
-        info.mkdir(parents=True, exist_ok=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
-        return str(entry)
-    return None
 
 
 @contextlib.contextmanager
