@@ -1,14 +1,9 @@
-"""The metadata directory: what is in it, when it is another one, what it never costs."""
+"""The metadata directory: what is in it, and when it is another one."""
 
 from __future__ import annotations
 
-import errno
 import json
-import logging
-import os
 import struct
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,12 +15,11 @@ from safetensors.torch import save_file
 from fastload_common.config import Settings
 from fastload_common.errors import (
     AccessDeniedError,
-    ConfigError,
     NoWeightsError,
     ObjectMissingError,
     ShardTruncatedError,
 )
-from fastload_common.load import content_store, metadata_files
+from fastload_common.load import metadata_files
 from fastload_common.load.metadata import (
     fetch_metadata,
     require_configuration,
@@ -34,68 +28,28 @@ from fastload_common.load.metadata import (
 from fastload_common.source.base import ListedObject, ObjectSource
 from fastload_common.source.registry import open_source
 from fastload_common.testing.s3_server import S3Server
+from tests.common.load.metadata_models import (
+    TENSORS,
+    entries,
+    forget_entries,
+    left_overs,
+    make_model,
+    names_in,
+)
 
 pytestmark = pytest.mark.torch
-
-TENSORS = {
-    "model.embed_tokens.weight": torch.arange(32, dtype=torch.bfloat16).reshape(8, 4),
-    "lm_head.weight": torch.ones(8, 4, dtype=torch.float32),
-    "model.scale": torch.tensor(2, dtype=torch.int64),
-}
 
 
 @pytest.fixture(autouse=True)
 def _release() -> Iterator[None]:
     """Entries are held until the process ends; a test's must not outlive it."""
     yield
-    for descriptor in content_store._held.values():
-        os.close(descriptor)
-    content_store._held.clear()
+    forget_entries()
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return Settings(cache_dir=tmp_path / "cache")
-
-
-def make_model(directory: Path, config: str = '{"model_type": "tiny"}') -> Path:
-    directory.mkdir(parents=True)
-    files = {
-        "config.json": config,
-        "tokenizer.json": "{}",
-        "chat_template.jinja": "{{ messages }}",
-        "modeling_tiny.py": "X = 1",
-        "tokenizer.model": "\x00model",
-        "1_Pooling/config.json": "{}",
-        "code/more/helper.py": "Y = 2",
-        "original/params.json": "{}",
-        "checkpoint-500/config.json": "{}",
-        "pytorch_model.bin": "weights",
-        "onnx/model.onnx": "weights",
-        "original/consolidated.00.pth": "weights",
-        "training_args.bin": "pickle",
-        "picture.png": "image",
-    }
-    for name, text in files.items():
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / name).write_text(text)
-    save_file(TENSORS, directory / "model.safetensors")
-    return directory
-
-
-def names_in(directory: Path) -> set[str]:
-    found = (p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file())
-    return set(found) - {content_store.MANIFEST}
-
-
-def entries(settings: Settings) -> list[Path]:
-    assert settings.cache_dir is not None
-    return sorted((settings.cache_dir / "metadata" / "entries").iterdir())
-
-
-def left_overs(settings: Settings) -> list[Path]:
-    assert settings.cache_dir is not None
-    return list((settings.cache_dir / "metadata" / "work").iterdir())
 
 
 # -- what is in it ---------------------------------------------------------------------------
@@ -303,171 +257,6 @@ def test_from_a_real_store(
     s3_server.upload_dir(model, s3_bucket, "some/model")
     found = fetch_metadata(f"s3://{s3_bucket}/some/model", settings)
     assert found == fetch_metadata(str(model), settings)
-
-
-# -- many processes, little room -------------------------------------------------------------
-
-FETCH = """
-import sys
-from pathlib import Path
-from fastload_common.config import Settings
-from fastload_common.load.metadata import fetch_metadata
-model, cache, max_bytes = sys.argv[1:]
-settings = Settings(cache_dir=Path(cache), cache_max_bytes=int(max_bytes))
-print(fetch_metadata(model, settings), flush=True)
-sys.stdin.read()
-"""
-
-
-def start_fetching(model: Path, settings: Settings) -> subprocess.Popen[str]:
-    """A process that fetches, prints the path, and stays until its standard input closes."""
-    arguments = [str(model), str(settings.cache_dir), str(settings.cache_max_bytes)]
-    return subprocess.Popen(
-        [sys.executable, "-c", FETCH, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate("")
-    assert process.returncode == 0
-    return output.strip()
-
-
-def test_many_processes_start_at_once(tmp_path: Path, settings: Settings) -> None:
-    model = make_model(tmp_path / "m")
-    processes = [start_fetching(model, settings) for _ in range(4)]
-    paths = {finish(process) for process in processes}
-    assert len(paths) == 1
-    assert names_in(Path(paths.pop())) == names_in(fetch_metadata(str(model), settings))
-    assert len(entries(settings)) == 1
-    assert left_overs(settings) == []
-
-
-def forget_entries() -> None:
-    """What the end of the process does."""
-    for descriptor in content_store._held.values():
-        os.close(descriptor)
-    content_store._held.clear()
-
-
-def test_e05_fifty_models_stay_below_the_bound(tmp_path: Path) -> None:
-    settings = Settings(cache_dir=tmp_path / "cache", cache_max_bytes=100_000)
-    for number in range(50):
-        model = make_model(tmp_path / f"m{number}", config=f'{{"number": {number}}}')
-        (model / "vocab.txt").write_bytes(b"x" * 20_000)
-        found = fetch_metadata(str(model), settings)
-        forget_entries()
-    sizes = [sum(f.stat().st_size for f in e.rglob("*") if f.is_file()) for e in entries(settings)]
-    assert 2 <= len(sizes) <= 4
-    assert sum(sizes) <= 100_000
-    assert found in entries(settings)
-    assert left_overs(settings) == []
-
-
-def test_what_another_process_uses_is_not_evicted(tmp_path: Path) -> None:
-    settings = Settings(cache_dir=tmp_path / "cache", cache_max_bytes=1)
-    other = start_fetching(make_model(tmp_path / "a"), settings)
-    assert other.stdout is not None
-    used = Path(other.stdout.readline().strip())
-    fetch_metadata(str(make_model(tmp_path / "b", config="{}")), settings)
-    assert used.is_dir()
-    finish(other)
-    forget_entries()
-    fetch_metadata(str(make_model(tmp_path / "c", config="[]")), settings)
-    assert not used.exists()
-
-
-def test_e05_what_a_dead_process_left_is_removed(tmp_path: Path, settings: Settings) -> None:
-    assert settings.cache_dir is not None
-    work = settings.cache_dir / "metadata" / "work"
-    (work / "dead").mkdir(parents=True)
-    (work / "dead" / "config.json").write_text("half")
-    (work / "name-1").write_text("half")
-    alive = content_store.ContentStore(tmp_path / "cache" / "metadata", 1)
-    with alive.draft() as draft:
-        draft.write("config.json", b"{}")
-        fetch_metadata(str(make_model(tmp_path / "m")), settings)
-        assert [path.name for path in work.iterdir()] == [draft.path.name]
-    assert left_overs(settings) == []
-
-
-def no_space(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = content_store.Draft.write
-    left = [times]
-
-    def write(self: content_store.Draft, name: str, data: bytes) -> None:
-        if name == "tokenizer.json" and left[0] > 0:
-            left[0] -= 1
-            raise OSError(errno.ENOSPC, "No space left on device")
-        original(self, name, data)
-
-    monkeypatch.setattr(content_store.Draft, "write", write)
-
-
-def test_e05_no_space_makes_room_first(
-    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = fetch_metadata(str(make_model(tmp_path / "old", config="{}")), settings)
-    forget_entries()
-    no_space(1, monkeypatch)
-    found = fetch_metadata(str(make_model(tmp_path / "new")), settings)
-    assert not old.exists()
-    assert entries(settings) == [found]
-    assert left_overs(settings) == []
-
-
-def test_e05_no_space_at_all_goes_to_the_temporary_directory(
-    tmp_path: Path,
-    settings: Settings,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    no_space(2, monkeypatch)
-    model = make_model(tmp_path / "m")
-    temporary = tmp_path / "tmp"
-    found = fetch_metadata(str(model), settings, environ={"TMPDIR": str(temporary)})
-    assert found.is_relative_to(temporary)
-    warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
-    assert len(warnings) == 1
-    assert str(settings.cache_dir) in warnings[0].getMessage()
-    assert left_overs(settings) == []
-
-
-def test_e03_a_read_only_root_goes_to_the_temporary_directory(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").touch()
-    settings = Settings(cache_dir=tmp_path / "file" / "cache")
-    temporary = tmp_path / "tmp"
-    model = make_model(tmp_path / "m")
-    found = fetch_metadata(str(model), settings, environ={"TMPDIR": str(temporary)})
-    assert found.is_relative_to(temporary)
-    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
-
-
-def test_e03_nothing_writable_is_one_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    settings = Settings(cache_dir=tmp_path / "file" / "cache")
-    model = make_model(tmp_path / "m")
-    with pytest.raises(ConfigError, match="FASTLOAD_CACHE_DIR"):
-        fetch_metadata(str(model), settings, environ={"TMPDIR": str(tmp_path / "file")})
-
-
-def test_somebody_elses_temporary_directory_is_not_used(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    settings = Settings(cache_dir=tmp_path / "file" / "cache")
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    (temporary / f"fastload-{os.geteuid()}").symlink_to(elsewhere)
-    model = make_model(tmp_path / "m")
-    found = fetch_metadata(str(model), settings, environ={"TMPDIR": str(temporary)})
-    assert found.resolve().is_relative_to(temporary.resolve())
-    assert list(elsewhere.iterdir()) == []
 
 
 # -- keys that no file system can have -------------------------------------------------------
