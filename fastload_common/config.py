@@ -83,7 +83,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "max_attempts",
         "count",
-        6,
+        10,
         "Attempts for one range before its error ends the load.",
         minimum=1,
     ),

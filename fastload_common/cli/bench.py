@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from fastload_common.checkpoint.patterns import matches_any
 from fastload_common.cli.output import print_json, show, table
 from fastload_common.cli.settings import AsJson, SetOption, Uri, settings_from
 from fastload_common.clock import Clock, SystemClock
@@ -125,8 +125,7 @@ def measure(source: ObjectSource, settings: Settings, clock: Clock) -> BenchResu
 
 
 def _wanted(item: ListedObject, ignore_patterns: Sequence[str]) -> bool:
-    ignored = any(fnmatchcase(item.key, pattern) for pattern in ignore_patterns)
-    return item.object_id.size_bytes > 0 and not ignored
+    return item.object_id.size_bytes > 0 and not matches_any(item.key, ignore_patterns)
 
 
 def _chunks(objects: Sequence[ListedObject], chunk_bytes: int) -> list[Chunk]:

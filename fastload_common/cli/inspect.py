@@ -30,7 +30,7 @@ def inspect(
 
     settings = settings_from(assignments)
     with contextlib.closing(open_source(uri, settings)) as source:
-        checkpoint = open_checkpoint(source, settings)
+        checkpoint = open_checkpoint(source, settings, prefer="auto")
     if as_json:
         print_json(_as_dict(checkpoint, with_tensors=tensors))
     else:

@@ -367,4 +367,6 @@ def _kept(error: BaseException | None) -> Iterator[None]:
     except Exception as second:
         if error is None:
             raise
-        error.add_note(f"while cleaning up: {type(second).__name__}: {second}")
+        # Not its text, unless it is ours: a foreign one may hold a signed URL.
+        text = str(second) if isinstance(second, FastloadError) else ""
+        error.add_note(f"while cleaning up: {type(second).__name__} {text}")

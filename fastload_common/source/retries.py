@@ -16,6 +16,9 @@ __all__ = ["wait_or_raise"]
 # Full jitter below 0.1, 0.2, 0.4 ... s.
 _FIRST_CEILING_S = 0.1
 _LONGEST_S = 5.0
+# A wrong or dead endpoint must be told soon: at most about 1.5 s of waiting here (and as many
+# connect timeouts). What throttles for longer meets the ranges' more patient policy.
+_MOST_ATTEMPTS = 5
 
 
 def wait_or_raise(error: FastloadError, attempt: int, max_attempts: int, clock: Clock) -> None:
@@ -23,8 +26,9 @@ def wait_or_raise(error: FastloadError, attempt: int, max_attempts: int, clock: 
 
     Args:
         attempt: which one failed, from 1.
+        max_attempts: the setting; small calls stop at 5 at the latest.
     """
-    if not error.retryable or attempt >= max_attempts:
+    if not error.retryable or attempt >= min(max_attempts, _MOST_ATTEMPTS):
         error.fields["attempts"] = attempt
         raise error
     ceiling_s = min(_LONGEST_S, _FIRST_CEILING_S * 2 ** (attempt - 1))
