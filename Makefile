@@ -78,6 +78,7 @@ bench: $(READY)  ## the benchmarks: client CPU beside a C floor, speed of the tr
 
 docs: $(READY)  ## write the generated pages below docs/
 	$(VENV)/bin/python -m fastload_common.cli.docs docs
+	$(VENV)/bin/python -m fastload_vllm.reference docs/patches.md
 
 clean:  ## remove caches and build products
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .demo

@@ -3,7 +3,7 @@
     list, headers -> trace (the engine's load_weights over lazy tensors) -> plan
     -> fetch and place -> finish
 
-Adapters see this module and `load.engine_port`; they know nothing of what is behind it.
+Adapters see this module; they know nothing of what is behind it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from fastload_common.source.composite import CompositeSource
 from fastload_common.source.registry import open_source
 from fastload_common.staging.arena import Arena
 from fastload_common.staging.memory_limit import staging_budget
+from fastload_common.trace.misfit import MISFIT_HINT, entry_fields
 from fastload_common.trace.recorder import Recorder
 from fastload_common.transfer.fetcher import Fetcher
 from fastload_common.transfer.policy import TransferPolicy
@@ -304,15 +305,7 @@ class LoadSession:
         if entry is None:
             raise error
         if isinstance(error, _MISFITS):
-            raise TensorMismatchError(
-                f"{self._place.engine} could not take tensor {entry.name!r}: "
-                f"{type(error).__name__}: {error}",
-                hint="check that config.json and the weights belong to the same model",
-                object=entry.object_id.uri,
-                range=str(entry.byte_range),
-                dtype=entry.dtype,
-                shape=list(entry.shape),
-            ) from error
+            raise self._misfit(entry, error) from error
         logger.warning(
             "load_weights could not be traced (at tensor %r: %s: %s); reading eagerly instead",
             entry.name,
@@ -321,18 +314,27 @@ class LoadSession:
         )
         return f"not traceable: {type(error).__name__}"
 
+    def _misfit(self, entry: TensorEntry, error: Exception) -> TensorMismatchError:
+        return TensorMismatchError(
+            f"{self._place.engine} could not take tensor {entry.name!r}: "
+            f"{type(error).__name__}: {error}",
+            hint=MISFIT_HINT,
+            **entry_fields(entry),
+        )
+
     def _load_eagerly(self, consume: Callable[[Weights], T], reason: str) -> T:
         logger.info("weights are read whole, one after the other: %s", reason)
         self.report.eager_reason = reason
         handed_out = self.tensors()
         try:
             return consume(handed_out)
-        except FastloadError:
+        except (FastloadError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            if isinstance(error, _MISFITS):
-                self._untraceable(error)
-            raise
+            if self._current is None:
+                raise
+            # These tensors are real: whatever it is, it is not for being lazy.
+            raise self._misfit(self._current, error) from error
         finally:
             handed_out.close()
 

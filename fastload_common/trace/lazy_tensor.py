@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from fastload_common.plan.geometry import View
+from fastload_common.trace.misfit import misfit
 from fastload_common.trace.nodes import Node, real_view
 
 __all__ = ["LazyTensor"]
@@ -86,7 +87,10 @@ class LazyTensor(torch.Tensor):
             new_sizes = (*sizes[:dim], length, *sizes[dim + 1 :])
             offset += start * strides[dim]
             return LazyTensor(self.node, new_sizes, strides, offset, self.dtype)
-        return super().narrow(dim, start, length)
+        try:
+            return super().narrow(dim, start, length)
+        except (RuntimeError, IndexError) as error:
+            raise misfit(self, str(error)) from error
 
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
         return self.materialize().numpy(*args, **kwargs)

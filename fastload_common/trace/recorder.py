@@ -28,10 +28,11 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fastload_common.checkpoint.records import TensorEntry
-from fastload_common.errors import TensorMismatchError, TraceError
+from fastload_common.errors import TraceError
 from fastload_common.trace.dtypes import torch_layout
 from fastload_common.trace.expressions import fast_copy, make_expression
 from fastload_common.trace.lazy_tensor import LazyTensor
+from fastload_common.trace.misfit import misfit
 from fastload_common.trace.modes import DispatchMode, FunctionMode
 from fastload_common.trace.nodes import ExprNode, FileNode, Node, real_view
 from fastload_common.trace.peel import peel
@@ -225,17 +226,10 @@ class Recorder:
     def _broadcast(self, destination: torch.Tensor, source: LazyTensor) -> LazyTensor:
         expanded = FAST_VIEWS[aten.expand.default](source, list(destination.shape))
         if expanded is None:
-            node = source.node
-            entry = node.entry if isinstance(node, FileNode) else None
-            name = repr(entry.name) if entry else "a value computed from the checkpoint"
-            raise TensorMismatchError(
-                f"{name}: shape {list(source.shape)} was to be copied into a parameter of shape "
+            raise misfit(
+                source,
+                f"shape {list(source.shape)} was to be copied into a parameter of shape "
                 f"{list(destination.shape)}",
-                hint="check that config.json and the weights belong to the same model",
-                object=entry.object_id.uri if entry else None,
-                range=str(entry.byte_range) if entry else None,
-                dtype=entry.dtype if entry else None,
-                shape=list(entry.shape) if entry else None,
             )
         return expanded  # type: ignore[no-any-return]
 

@@ -12,6 +12,7 @@ import torch
 
 from fastload_common.plan.geometry import view_strides
 from fastload_common.trace.lazy_tensor import LazyTensor
+from fastload_common.trace.misfit import misfit
 from fastload_common.trace.transfer import destination_view
 
 __all__ = ["FAST_VIEWS", "meta_like", "view_by_meta"]
@@ -233,14 +234,23 @@ def view_by_meta(func: Any, lazy: LazyTensor, args: Any, kwargs: dict[str, Any])
     """Run any view operation on a meta tensor and take the geometry from its result.
 
     Raises:
-        Exception: whatever torch itself raises for these arguments.
+        GeometryError: torch refuses these arguments for a tensor of this shape.
     """
-    result = func(meta_like(lazy), *args[1:], **kwargs)
+    try:
+        result = func(meta_like(lazy), *args[1:], **kwargs)
+    except (RuntimeError, IndexError) as error:
+        raise misfit(lazy, str(error)) from error
+
+    size_bytes = lazy.node.dtype.itemsize * math.prod(lazy.node.sizes)
 
     def wrap(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        return LazyTensor(lazy.node, *destination_view(value), value.dtype)
+        view = destination_view(value)
+        # Meta tensors have no memory whose end as_strided could respect.
+        if (view.offset + view.span) * value.dtype.itemsize > size_bytes:
+            raise misfit(lazy, f"{func} reaches beyond its end")
+        return LazyTensor(lazy.node, *view, value.dtype)
 
     if isinstance(result, list | tuple):
         return type(result)(wrap(value) for value in result)

@@ -149,6 +149,22 @@ def test_a_shape_that_does_not_fit_names_the_tensor_and_touches_nothing(
     assert model.untouched({n: t for n, t in tensors.items() if n != "layers.11.weight"})
 
 
+@pytest.mark.parametrize("trace", ["lazy", "eager"])
+def test_any_refusal_of_a_real_tensor_is_a_mismatch(
+    trace: str, directory: Path, tensors: dict[str, torch.Tensor]
+) -> None:
+    settings = load_settings({"trace": trace, "progress": "off"}, {})
+
+    def refusing(weights: Weights) -> None:
+        for name, weight in weights:
+            if name == "layers.3.weight":
+                torch.zeros(2).narrow(0, 1, weight.shape[0])  # a parameter that is too small
+
+    with pytest.raises(TensorMismatchError, match=r"layers\.3\.weight.*RuntimeError") as caught:
+        load(directory, settings, Model(tensors), refusing)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
 def test_a_tensor_that_the_model_does_not_know_is_named(
     directory: Path, settings: Settings, tensors: dict[str, torch.Tensor]
 ) -> None:

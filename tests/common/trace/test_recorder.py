@@ -351,6 +351,30 @@ def test_a_shape_that_does_not_fit_names_both() -> None:
     assert checkpoint.requests == []
 
 
+@pytest.mark.parametrize(
+    ("operation", "as_torch"),
+    [
+        (lambda w: w.narrow(0, 6, 4), RuntimeError),
+        (lambda w: w[2:].narrow(1, 0, 5), RuntimeError),
+        (lambda w: w.view(3, 11), RuntimeError),
+        (lambda w: w.select(0, 9), IndexError),
+        (lambda w: w.transpose(0, 2), IndexError),
+        (lambda w: w.narrow(3, 0, 1), IndexError),
+        (lambda w: w.as_strided((9, 9), (9, 1)), RuntimeError),
+    ],
+)
+def test_a_view_that_cannot_be_names_the_tensor(
+    operation: Callable[[torch.Tensor], object], as_torch: type[Exception]
+) -> None:
+    with pytest.raises(as_torch):
+        operation(arange(8, 4))
+    checkpoint = MemoryCheckpoint({"w": arange(8, 4)})
+    for kind in (as_torch, TensorMismatchError):
+        with pytest.raises(kind, match="tensor 'w': "):
+            checkpoint.run(lambda loaded: operation(loaded["w"]))
+    assert checkpoint.requests == []
+
+
 def test_a_tensor_kept_beyond_the_load_says_so() -> None:
     kept = {}
     checkpoint = MemoryCheckpoint({"w": arange(8, 4)})

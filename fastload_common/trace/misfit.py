@@ -1,0 +1,48 @@
+"""When a loaded tensor does not fit what the engine does with it: an error that names it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastload_common.checkpoint.records import TensorEntry
+from fastload_common.errors import TensorMismatchError
+from fastload_common.trace.nodes import FileNode
+
+if TYPE_CHECKING:
+    from fastload_common.trace.lazy_tensor import LazyTensor
+
+__all__ = ["MISFIT_HINT", "GeometryError", "entry_fields", "misfit"]
+
+MISFIT_HINT = "check that config.json and the weights belong to the same model"
+
+
+class GeometryError(TensorMismatchError, RuntimeError, IndexError):
+    """What torch would raise for a real tensor of this shape: a RuntimeError or an IndexError.
+
+    It is both, since the engine's code may catch either.
+    """
+
+
+def misfit(lazy: LazyTensor, what: str) -> GeometryError:
+    """The error for an operation that this tensor's shape does not allow.
+
+    Args:
+        lazy: the tensor, or a view of it.
+        what: what was tried, and why it cannot be.
+    """
+    node = lazy.node
+    if not isinstance(node, FileNode):
+        return GeometryError(f"a value computed from the checkpoint: {what}", hint=MISFIT_HINT)
+    return GeometryError(
+        f"tensor {node.entry.name!r}: {what}", hint=MISFIT_HINT, **entry_fields(node.entry)
+    )
+
+
+def entry_fields(entry: TensorEntry) -> dict[str, Any]:
+    """Where a tensor is and what it is, for an error's fields."""
+    return {
+        "object": entry.object_id.uri,
+        "range": str(entry.byte_range),
+        "dtype": entry.dtype,
+        "shape": list(entry.shape),
+    }
