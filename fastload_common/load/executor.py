@@ -16,8 +16,9 @@ from fastload_common.load.report import LoadReport
 from fastload_common.plan.planner import ALIGNMENT_BYTES, plan_reads
 from fastload_common.plan.records import Chunk, Plan
 from fastload_common.staging.placement import ChunkBytes, Placement
+from fastload_common.trace.evaluate import calls_of, leaves, value_of
 from fastload_common.trace.lazy_tensor import LazyTensor
-from fastload_common.trace.nodes import Call, ExprNode, FileNode, leaves, value_of
+from fastload_common.trace.nodes import Call, ExprNode, FileNode
 from fastload_common.trace.transfer import Transfer
 
 __all__ = ["Executor", "FilledChunk"]
@@ -76,7 +77,7 @@ class _Computed(_Job):
         for transfer in self.transfers:
             value = value_of(transfer.source, lambda leaf: values[id(leaf)])
             transfer.destination.copy_(value)
-            calls += _calls(transfer.source)
+            calls += calls_of(transfer.source)
         for call in calls:
             call.outputs = None
         self._leaves = {}
@@ -96,7 +97,7 @@ class _Value(_Computed):
     def complete(self) -> None:
         values = {key: placement.finish() for key, placement in self._leaves.items()}
         self.value = value_of(self._lazy, lambda leaf: values[id(leaf)])
-        for call in _calls(self._lazy):
+        for call in calls_of(self._lazy):
             call.outputs = None
 
 
@@ -259,16 +260,3 @@ def _placement(lazy: LazyTensor, destination: torch.Tensor | None) -> Placement:
     node = lazy.node
     assert isinstance(node, FileNode)
     return Placement(node.read(lazy.view_in_node, lazy.dtype.itemsize), lazy.dtype, destination)
-
-
-def _calls(lazy: LazyTensor) -> list[Call]:
-    found: list[Call] = []
-    stack = [lazy]
-    seen: set[int] = set()
-    while stack:
-        node = stack.pop().node
-        if isinstance(node, ExprNode) and node.real is None and id(node.call) not in seen:
-            seen.add(id(node.call))
-            found.append(node.call)
-            stack.extend(node.call.inputs())
-    return found

@@ -118,7 +118,10 @@ class Placement:
         if self._destination is None:
             view = self.read.view
             self._destination = torch.empty_strided(
-                view.sizes, dense_strides_like(view.sizes, view.strides), dtype=self._dtype
+                view.sizes,
+                dense_strides_like(view.sizes, view.strides),
+                dtype=self._dtype,
+                device="cpu",
             )
         return self._destination
 
@@ -139,7 +142,7 @@ class Placement:
                     (*(s * itemsize for s in destination.stride()), 1),
                 )
                 return
-        self._raw = torch.empty(view.span * itemsize, dtype=torch.uint8)
+        self._raw = torch.empty(view.span * itemsize, dtype=torch.uint8, device="cpu")
 
     def _gather(self, raw: torch.Tensor, chunk: ChunkBytes) -> None:
         base = self.read.data_start + self.read.view.offset * self.read.itemsize_bytes

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fastload_common.plan.geometry import contiguous_strides, dense_strides_like, ordered
+from fastload_common.trace.evaluate import inputs_of
 from fastload_common.trace.lazy_tensor import LazyTensor
-from fastload_common.trace.nodes import Call, ExprNode
+from fastload_common.trace.nodes import Call, ExprNode, Owner
 from fastload_common.trace.views import meta_like
-
-if TYPE_CHECKING:
-    from fastload_common.trace.recorder import Recorder
 
 __all__ = ["fast_copy", "make_expression"]
 
@@ -24,7 +22,7 @@ aten = torch.ops.aten
 _SNAPSHOT_BYTES = 64 * 1024
 
 
-def fast_copy(recorder: Recorder, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def fast_copy(recorder: Owner, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """`clone`, `contiguous` and `to`: a copy whose views can be taken from its source.
 
     Returns None where it is another operation or an unusual form of these.
@@ -79,7 +77,7 @@ def _plain_order(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return all(n != 1 for n in sizes) or strides == contiguous_strides(sizes)
 
 
-def make_expression(recorder: Recorder, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def make_expression(recorder: Owner, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Any operation without side effects, as an expression.
 
     Returns:
@@ -137,7 +135,7 @@ def _to_meta(value: torch.Tensor) -> torch.Tensor:
 
 
 def _wrap(
-    recorder: Recorder,
+    recorder: Owner,
     call: Call,
     index: int,
     dtype: torch.dtype,
@@ -147,6 +145,6 @@ def _wrap(
     copy_of: LazyTensor | None = None,
 ) -> LazyTensor:
     node = ExprNode(recorder, call, index, dtype, sizes, strides, device, copy_of)
-    for source in call.inputs():
+    for source in inputs_of(call):
         source.node.add_derived(node)
     return LazyTensor(node, sizes, strides)

@@ -12,9 +12,9 @@ import torch
 
 from fastload_common.plan.geometry import View
 from fastload_common.trace.misfit import misfit
-from fastload_common.trace.nodes import Node, real_view
+from fastload_common.trace.nodes import Node, Owner
 
-__all__ = ["LazyTensor"]
+__all__ = ["LazyTensor", "restrided"]
 
 
 class LazyTensor(torch.Tensor):
@@ -70,7 +70,12 @@ class LazyTensor(torch.Tensor):
     def materialize(self) -> torch.Tensor:
         """The value as a real tensor that shares memory with other reads of this node."""
         self.node.recorder.materialize(self.node)
-        return real_view(self.node, self)
+        return self.real_view()
+
+    def real_view(self) -> torch.Tensor:
+        """The part of the node's real value that this shows; only where there is one."""
+        assert self.node.real is not None
+        return restrided(self.node.real, self)
 
     def narrow(self, dim: int, start: Any, length: int) -> torch.Tensor:  # type: ignore[override]
         # The one operation that every weight loader runs; a tenth of the dispatched cost.
@@ -90,7 +95,7 @@ class LazyTensor(torch.Tensor):
         try:
             return super().narrow(dim, start, length)
         except (RuntimeError, IndexError) as error:
-            raise misfit(self, str(error)) from error
+            raise misfit(self.node, str(error)) from error
 
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
         return self.materialize().numpy(*args, **kwargs)
@@ -132,7 +137,16 @@ class LazyTensor(torch.Tensor):
         raise RuntimeError("a tensor of the checkpoint cannot be moved to shared memory")
 
 
-def _recorder_of(args: Any, kwargs: Any) -> Any:
+def restrided(value: torch.Tensor, like: LazyTensor) -> torch.Tensor:
+    """The part of a node's dense value that a lazy tensor over that node shows; no copy."""
+    if value.dtype != like.dtype:
+        # Bit casts were made of dense values only (`Tensor.view(dtype)` demands it).
+        value = value.as_strided((value.numel(),), (1,), value.storage_offset()).view(like.dtype)
+    sizes, strides, offset = like.view_in_node
+    return value.as_strided(sizes, strides, value.storage_offset() + offset)
+
+
+def _recorder_of(args: Any, kwargs: Any) -> Owner:
     from torch.utils._pytree import tree_leaves
 
     for value in tree_leaves((args, kwargs)):

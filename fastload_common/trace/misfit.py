@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastload_common.checkpoint.records import TensorEntry
 from fastload_common.errors import TensorMismatchError
-from fastload_common.trace.nodes import FileNode
-
-if TYPE_CHECKING:
-    from fastload_common.trace.lazy_tensor import LazyTensor
+from fastload_common.trace.nodes import FileNode, Node
 
 __all__ = ["MISFIT_HINT", "GeometryError", "entry_fields", "misfit"]
 
@@ -23,14 +20,13 @@ class GeometryError(TensorMismatchError, RuntimeError, IndexError):
     """
 
 
-def misfit(lazy: LazyTensor, what: str) -> GeometryError:
+def misfit(node: Node, what: str) -> GeometryError:
     """The error for an operation that this tensor's shape does not allow.
 
     Args:
-        lazy: the tensor, or a view of it.
+        node: the tensor that it is a view of.
         what: what was tried, and why it cannot be.
     """
-    node = lazy.node
     if not isinstance(node, FileNode):
         return GeometryError(f"a value computed from the checkpoint: {what}", hint=MISFIT_HINT)
     return GeometryError(

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fastload_common.checkpoint.records import TensorEntry
 from fastload_common.plan.geometry import View, contiguous_strides
@@ -19,13 +18,24 @@ from fastload_common.plan.records import TensorRead
 
 if TYPE_CHECKING:
     from fastload_common.trace.lazy_tensor import LazyTensor
-    from fastload_common.trace.recorder import Recorder
     from fastload_common.trace.transfer import Transfer
 
-__all__ = ["Call", "ExprNode", "FileNode", "Node", "leaves", "real_view", "value_of"]
+__all__ = ["Call", "ExprNode", "FileNode", "Node", "Owner"]
 
 
 _HOST = torch.device("cpu")
+
+
+class Owner(Protocol):
+    """The recorder, as lazy tensors know it."""
+
+    def dispatch_foreign(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """An operation on a lazy tensor that no recording mode saw."""
+        ...
+
+    def materialize(self, node: Node) -> None:
+        """Give a node its real value."""
+        ...
 
 
 class Node:
@@ -52,7 +62,7 @@ class Node:
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: Owner,
         dtype: torch.dtype,
         sizes: tuple[int, ...],
         strides: tuple[int, ...],
@@ -90,7 +100,7 @@ class FileNode(Node):
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: Owner,
         entry: TensorEntry,
         dtype: torch.dtype,
         sizes: tuple[int, ...],
@@ -115,12 +125,6 @@ class Call:
         self.kwargs = kwargs
         self.outputs: list[Any] | None = None  # while a resolver evaluates it
 
-    def inputs(self) -> list[LazyTensor]:
-        from fastload_common.trace.lazy_tensor import LazyTensor
-
-        flat, _ = tree_flatten((self.args, self.kwargs))
-        return [value for value in flat if isinstance(value, LazyTensor)]
-
 
 class ExprNode(Node):
     """One output of a `Call`.
@@ -134,7 +138,7 @@ class ExprNode(Node):
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: Owner,
         call: Call,
         index: int,
         dtype: torch.dtype,
@@ -147,73 +151,3 @@ class ExprNode(Node):
         self.call = call
         self.index = index
         self.copy_of = copy_of
-
-
-def real_view(node: Node, like: torch.Tensor) -> torch.Tensor:
-    """The part of a node's real value that a lazy tensor shows; shares the value's memory."""
-    assert node.real is not None
-    return _restride(node.real, like)
-
-
-def _restride(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    if value.dtype != like.dtype:
-        # Bit casts were made of dense values only (`Tensor.view(dtype)` demands it).
-        value = value.as_strided((value.numel(),), (1,), value.storage_offset()).view(like.dtype)
-    offset = value.storage_offset() + int(like.storage_offset())
-    return value.as_strided(like.shape, like.stride(), offset)
-
-
-def leaves(lazy: LazyTensor) -> dict[int, LazyTensor]:
-    """The lazy tensors over files (or over real values) that a value is made of, by id."""
-    found: dict[int, LazyTensor] = {}
-    seen: set[int] = set()
-    stack = [lazy]
-    while stack:
-        current = stack.pop()
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
-        node = current.node
-        if isinstance(node, ExprNode) and node.real is None:
-            stack.extend(node.call.inputs())
-        elif node.real is None:
-            found[id(current)] = current
-    return found
-
-
-def value_of(lazy: LazyTensor, leaf_value: Callable[[LazyTensor], torch.Tensor]) -> torch.Tensor:
-    """Compute a lazy tensor from its leaves.
-
-    Args:
-        leaf_value: gives the real tensor for a lazy tensor over a file: same sizes and dtype.
-
-    Returns:
-        A real tensor with the sizes, dtype and order of strides of `lazy`.
-    """
-    node = lazy.node
-    if node.real is not None:
-        return real_view(node, lazy)
-    if not isinstance(node, ExprNode):
-        return leaf_value(lazy)
-    call = node.call
-    if call.outputs is None:
-        from fastload_common.trace.lazy_tensor import LazyTensor
-
-        flat, spec = tree_flatten((call.args, call.kwargs))
-        flat = [
-            value_of(value, leaf_value) if isinstance(value, LazyTensor) else value
-            for value in flat
-        ]
-        args, kwargs = tree_unflatten(flat, spec)
-        result = call.func(*args, **kwargs)
-        call.outputs = list(result) if isinstance(result, list | tuple) else [result]
-    return _restride(_laid_out(call.outputs[node.index], node), lazy)
-
-
-def _laid_out(value: torch.Tensor, node: Node) -> torch.Tensor:
-    """The value with the strides that were foretold; views were computed from those."""
-    dense = value.storage_offset() == 0 and tuple(value.stride()) == node.strides
-    if dense:
-        return value
-    laid_out = torch.empty_strided(node.sizes, node.strides, dtype=value.dtype, device=value.device)
-    return laid_out.copy_(value)

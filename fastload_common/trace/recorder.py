@@ -34,7 +34,7 @@ from fastload_common.trace.expressions import fast_copy, make_expression
 from fastload_common.trace.lazy_tensor import LazyTensor
 from fastload_common.trace.misfit import misfit
 from fastload_common.trace.modes import DispatchMode, FunctionMode
-from fastload_common.trace.nodes import ExprNode, FileNode, Node, real_view
+from fastload_common.trace.nodes import ExprNode, FileNode, Node
 from fastload_common.trace.peel import peel
 from fastload_common.trace.pending import PendingWrites
 from fastload_common.trace.schema import READS_NO_VALUES, Effect, effect_of, written_arguments
@@ -119,6 +119,9 @@ class Recorder:
         """One operation in the recording thread."""
         first: Any = args[0] if args else None
         effect = effect_of(func)
+        if effect is Effect.COMPOSITE:
+            with DispatchMode(self):
+                return func.decompose(*args, **kwargs)
         if type(first) is not LazyTensor:
             if effect is Effect.VIEW:
                 return func(*args, **kwargs)
@@ -129,7 +132,8 @@ class Recorder:
             fast = FAST_VIEWS.get(func)
             if fast is not None:
                 result = fast(*args, **kwargs)
-                return view_by_meta(func, first, args, kwargs) if result is None else result
+                if result is not None:
+                    return result
         lazies = [v for v in _flat(args, kwargs) if type(v) is LazyTensor]
         if not lazies:
             if self._pending:
@@ -143,7 +147,9 @@ class Recorder:
         """One operation on a lazy tensor where no mode is active: nothing is deferred."""
         first = args[0] if args else None
         if effect_of(func) is Effect.VIEW and type(first) is LazyTensor and first.node.real is None:
-            return view_by_meta(func, first, args, kwargs)
+            view = view_by_meta(func, first, args, kwargs)
+            if view is not None:
+                return view
         with self._lock:
             return self._run_now(func, args, kwargs)
 
@@ -164,9 +170,11 @@ class Recorder:
                     destination, source, (destination, source), {}
                 )
             return None
-        if effect is Effect.VIEW and type(args[0]) is LazyTensor:
-            return view_by_meta(func, args[0], args, kwargs)
-        if effect is Effect.PURE:
+        if effect is Effect.VIEW and type(args[0]) is LazyTensor and args[0].node.real is None:
+            view = view_by_meta(func, args[0], args, kwargs)
+            if view is not None:
+                return view
+        if effect is not Effect.WRITE:
             made = fast_copy(self, func, args, kwargs)
             if made is None:
                 made = make_expression(self, func, args, kwargs)
@@ -186,7 +194,7 @@ class Recorder:
             if id(lazy) not in written:
                 return self._value(lazy)
             self._make_writable(lazy, covers=func in _OVERWRITES)
-            real = real_view(lazy.node, lazy)
+            real = lazy.real_view()
             results[id(real)] = lazy
             return real
 
@@ -227,7 +235,7 @@ class Recorder:
         expanded = FAST_VIEWS[aten.expand.default](source, list(destination.shape))
         if expanded is None:
             raise misfit(
-                source,
+                source.node,
                 f"shape {list(source.shape)} was to be copied into a parameter of shape "
                 f"{list(destination.shape)}",
             )
@@ -278,11 +286,11 @@ class Recorder:
     def _value(self, lazy: LazyTensor) -> torch.Tensor:
         node = lazy.node
         if node.real is not None:
-            return real_view(node, lazy)
+            return lazy.real_view()
         size_bytes = node.dtype.itemsize * _prod(node.sizes)
         if isinstance(node, ExprNode) or size_bytes <= _READ_WHOLE_BYTES:
             self.materialize(node)
-            return real_view(node, lazy)
+            return lazy.real_view()
         return self._resolver.read(lazy)
 
     def _make_writable(self, lazy: LazyTensor, *, covers: bool) -> None:

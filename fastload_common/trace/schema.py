@@ -16,6 +16,7 @@ aten = torch.ops.aten
 class Effect(Enum):
     """The kinds that the recorder tells apart."""
 
+    COMPOSITE = "composite"  # made of other operations; seen whole in inference mode only
     VIEW = "view"  # the result shows the first argument's memory
     WRITE = "write"  # an argument is written to
     PURE = "pure"  # a new value
@@ -23,7 +24,13 @@ class Effect(Enum):
 
 @cache
 def effect_of(func: Any) -> Effect:
-    """The effect of an operation; cached, since the set of operations is small."""
+    """The effect of an operation; cached, since the set of operations is small.
+
+    Composite operations are told apart since many of them give a view *or* a copy (contiguous,
+    reshape, to), and their schema says view.
+    """
+    if func._can_decompose():
+        return Effect.COMPOSITE
     schema = func._schema
     if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
         return Effect.WRITE

@@ -13,7 +13,7 @@ import torch
 from fastload_common.plan.geometry import view_strides
 from fastload_common.trace.lazy_tensor import LazyTensor
 from fastload_common.trace.misfit import misfit
-from fastload_common.trace.transfer import destination_view
+from fastload_common.trace.transfer import destination_view, storage_key
 
 __all__ = ["FAST_VIEWS", "meta_like", "view_by_meta"]
 
@@ -233,13 +233,17 @@ def meta_like(lazy: LazyTensor) -> torch.Tensor:
 def view_by_meta(func: Any, lazy: LazyTensor, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run any view operation on a meta tensor and take the geometry from its result.
 
+    Returns:
+        Lazy tensors in the form of the operation's result, or None where it turns out to copy.
+
     Raises:
         GeometryError: torch refuses these arguments for a tensor of this shape.
     """
     try:
-        result = func(meta_like(lazy), *args[1:], **kwargs)
+        base = meta_like(lazy)
+        result = func(base, *args[1:], **kwargs)
     except (RuntimeError, IndexError) as error:
-        raise misfit(lazy, str(error)) from error
+        raise misfit(lazy.node, str(error)) from error
 
     size_bytes = lazy.node.dtype.itemsize * math.prod(lazy.node.sizes)
 
@@ -249,9 +253,13 @@ def view_by_meta(func: Any, lazy: LazyTensor, args: Any, kwargs: dict[str, Any])
         view = destination_view(value)
         # Meta tensors have no memory whose end as_strided could respect.
         if (view.offset + view.span) * value.dtype.itemsize > size_bytes:
-            raise misfit(lazy, f"{func} reaches beyond its end")
+            raise misfit(lazy.node, f"{func} reaches beyond its end")
         return LazyTensor(lazy.node, *view, value.dtype)
 
+    values = result if isinstance(result, list | tuple) else [result]
+    memory = storage_key(base)
+    if any(storage_key(value) != memory for value in values if isinstance(value, torch.Tensor)):
+        return None
     if isinstance(result, list | tuple):
         return type(result)(wrap(value) for value in result)
     return wrap(result)

@@ -208,6 +208,21 @@ def test_a_shape_changed_in_place_is_read_eagerly(
     assert session.report.eager_reason is not None
 
 
+def test_inference_mode_switched_on_for_each_tensor(
+    directory: Path, settings: Settings, tensors: dict[str, torch.Tensor]
+) -> None:
+    """torch forbids views of a tensor from outside; then the tensors are real ones."""
+    model = Model(tensors)
+
+    def switching(weights: Weights) -> None:
+        for name, weight in weights:
+            with torch.inference_mode():
+                model.parameter(name).data.copy_(weight.t().t())
+
+    load(directory, settings, model, switching)
+    assert model.holds(tensors)
+
+
 def test_nothing_in_the_model_stays_lazy(
     directory: Path, settings: Settings, tensors: dict[str, torch.Tensor]
 ) -> None:

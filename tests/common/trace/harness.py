@@ -13,6 +13,7 @@ from fastload_common.load.report import LoadReport
 from fastload_common.plan.planner import ALIGNMENT_BYTES
 from fastload_common.plan.records import Chunk, Plan
 from fastload_common.ranges import ByteRange, ObjectId
+from fastload_common.trace.lazy_tensor import LazyTensor
 from fastload_common.trace.recorder import Recorder
 
 NAMES = {
@@ -106,3 +107,38 @@ class MemoryCheckpoint:
         recorder.forget(transfers)
         recorder.close()
         return recorder
+
+
+Body = Callable[[dict[str, torch.Tensor], dict[str, torch.Tensor]], object]
+
+
+def arange(*sizes: int, dtype: torch.dtype = torch.float32, start: int = 1) -> torch.Tensor:
+    count = 1
+    for size in sizes:
+        count *= size
+    return torch.arange(start, start + count, dtype=torch.float32).to(dtype).reshape(sizes)
+
+
+def check(
+    tensors: dict[str, torch.Tensor],
+    params: dict[str, torch.Tensor],
+    body: Body,
+    **options: object,
+) -> MemoryCheckpoint:
+    """Run `body(loaded, params)` over real and over lazy tensors; parameters must be equal."""
+    expected = {name: param.clone() for name, param in params.items()}
+    body({name: tensor.clone() for name, tensor in tensors.items()}, expected)
+    checkpoint = MemoryCheckpoint(tensors, **options)  # type: ignore[arg-type]
+    actual = {name: param.clone() for name, param in params.items()}
+    checkpoint.recorder = checkpoint.run(lambda loaded: body(loaded, actual))  # type: ignore[attr-defined]
+    for name in params:
+        assert not isinstance(actual[name], LazyTensor)
+        assert torch.equal(
+            actual[name].contiguous().view(-1).view(torch.uint8),
+            expected[name].contiguous().view(-1).view(torch.uint8),
+        ), name
+    return checkpoint
+
+
+def zeros(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.full(sizes, -7.0).to(dtype)

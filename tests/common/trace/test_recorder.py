@@ -9,140 +9,7 @@ import pytest
 import torch
 
 from fastload_common.errors import TensorMismatchError, TraceError
-from fastload_common.trace.lazy_tensor import LazyTensor
-from tests.common.trace.harness import MemoryCheckpoint
-
-Body = Callable[[dict[str, torch.Tensor], dict[str, torch.Tensor]], object]
-
-
-def arange(*sizes: int, dtype: torch.dtype = torch.float32, start: int = 1) -> torch.Tensor:
-    count = 1
-    for size in sizes:
-        count *= size
-    return torch.arange(start, start + count, dtype=torch.float32).to(dtype).reshape(sizes)
-
-
-def check(
-    tensors: dict[str, torch.Tensor],
-    params: dict[str, torch.Tensor],
-    body: Body,
-    **options: object,
-) -> MemoryCheckpoint:
-    """Run `body(loaded, params)` over real and over lazy tensors; parameters must be equal."""
-    expected = {name: param.clone() for name, param in params.items()}
-    body({name: tensor.clone() for name, tensor in tensors.items()}, expected)
-    checkpoint = MemoryCheckpoint(tensors, **options)  # type: ignore[arg-type]
-    actual = {name: param.clone() for name, param in params.items()}
-    checkpoint.recorder = checkpoint.run(lambda loaded: body(loaded, actual))  # type: ignore[attr-defined]
-    for name in params:
-        assert not isinstance(actual[name], LazyTensor)
-        assert torch.equal(
-            actual[name].contiguous().view(-1).view(torch.uint8),
-            expected[name].contiguous().view(-1).view(torch.uint8),
-        ), name
-    return checkpoint
-
-
-def zeros(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.full(sizes, -7.0).to(dtype)
-
-
-COPIES: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]]] = {
-    "whole": ((8, 24), lambda w: w),
-    "rows": ((4, 24), lambda w: w.narrow(0, 2, 4)),
-    "rows_negative_dim": ((4, 24), lambda w: w.narrow(-2, 2, 4)),
-    "columns": ((8, 6), lambda w: w.narrow(1, 6, 6)),
-    "slices": ((3, 5), lambda w: w[1:7:2, 3:18:3]),
-    "ellipsis": ((8, 2), lambda w: w[..., -2:]),
-    "select": ((24,), lambda w: w[3]),
-    "scalar_element": ((), lambda w: w[3, 4]),
-    "transpose": ((24, 8), lambda w: w.t()),
-    "transpose_rows": ((6, 8), lambda w: w.T[6:12]),
-    "permute": ((24, 1, 8), lambda w: w.unsqueeze(1).permute(2, 1, 0)),
-    "view": ((4, 2, 24), lambda w: w.view(4, 2, 24)),
-    "view_minus_one": ((192,), lambda w: w.view(-1)),
-    "flatten_narrow": ((10,), lambda w: w.flatten().narrow(0, 30, 10)),
-    "reshape_copy": ((24, 4), lambda w: w.view(8, 3, 8).transpose(0, 1).reshape(24, 8)[:, :4]),
-    "reshape_whole_heads": ((8, 8), lambda w: w.view(8, 3, 8).transpose(0, 1).reshape(24, 8)[8:16]),
-    "reshape_half_head": ((5, 8), lambda w: w.view(8, 3, 8).transpose(0, 1).reshape(24, 8)[6:11]),
-    "chunk": ((8, 6), lambda w: w.chunk(4, dim=1)[2]),
-    "split": ((8, 5), lambda w: torch.split(w, [10, 5, 9], dim=1)[1]),
-    "unbind": ((24,), lambda w: w.unbind(0)[5]),
-    "unflatten": ((8, 4, 6), lambda w: torch.unflatten(w, 1, (4, 6))),
-    "movedim": ((24, 8), lambda w: w.movedim(0, 1)),
-    "diagonal": ((8,), lambda w: w.diagonal()),
-    "unfold": ((8, 11, 4), lambda w: w.unfold(1, 4, 2)),
-    "expand": ((2, 8, 24), lambda w: w.expand(2, 8, 24)),
-    "broadcast_into": ((3, 8, 24), lambda w: w),
-    "broadcast_row": ((5, 24), lambda w: w[2]),
-    "leading_ones": ((1, 1, 24), lambda w: w[None, 2:3]),
-    "clone": ((8, 24), lambda w: w.clone()),
-    "contiguous_columns": ((24, 4), lambda w: w.t().contiguous()[:, 2:6]),
-    "double_contiguous": ((4, 12), lambda w: w.t().contiguous().t().contiguous()[2:6, 3:15]),
-    "cat": ((16, 4), lambda w: torch.cat([w, w], 0)[:, :4]),
-    "stack": ((2, 8, 24), lambda w: torch.stack([w, w * 2])),
-    "arithmetic": ((8, 24), lambda w: -w.exp() + 1),
-    "sum": ((8,), lambda w: w.sum(1)),
-    "max_values": ((8,), lambda w: w.max(dim=1).values),
-    "cast": ((4, 24), lambda w: w.to(torch.float64)[2:6]),
-    "two_casts": ((4, 24), lambda w: w.to(torch.bfloat16).to(torch.float64)[2:6]),
-    "bit_cast": ((8, 96), lambda w: w.view(torch.uint8)),
-    "bit_cast_columns": ((8, 8), lambda w: w.view(torch.uint8)[:, 8:16]),
-    "index_select": ((3, 24), lambda w: w[torch.tensor([5, 0, 5])]),
-    "mask": ((96,), lambda w: w[w > w.mean()]),
-    "repeat": ((16, 24), lambda w: w.repeat(2, 1)),
-    "repeat_interleave": ((16, 24), lambda w: w.repeat_interleave(2, 0)),
-    "as_strided": ((4, 4), lambda w: w.as_strided((4, 4), (24, 2), 5)),
-    "numpy": ((8, 24), lambda w: torch.from_numpy(w.numpy())),
-    "tolist": ((8, 24), lambda w: torch.tensor(w.tolist())),
-    "deepcopy": ((8, 24), lambda w: __import__("copy").deepcopy(w)),
-    "data": ((4, 24), lambda w: w.data[2:6]),
-    "roll": ((8, 24), lambda w: w.roll(1, 0)),
-    "empty_slice": ((0, 24), lambda w: w[3:3]),
-}
-
-
-@pytest.mark.parametrize("lead_bytes", [64, 77], ids=["aligned", "unaligned"])
-@pytest.mark.parametrize("chunk_bytes", [64, 4096])
-@pytest.mark.parametrize("name", COPIES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_copy_of_an_operation(
-    name: str, dtype: torch.dtype, chunk_bytes: int, lead_bytes: int
-) -> None:
-    sizes, operation = COPIES[name]
-    if dtype is not torch.float32 and name in {"bit_cast", "numpy", "tolist"}:
-        pytest.skip("shape or conversion is of float32")
-    target = torch.uint8 if "bit_cast" in name else dtype
-    check(
-        {"w": arange(8, 24, dtype=dtype)},
-        {"p": zeros(*sizes, dtype=target)},
-        lambda loaded, params: params["p"].copy_(operation(loaded["w"])),
-        chunk_bytes=chunk_bytes,
-        lead_bytes=lead_bytes,
-    )
-
-
-@pytest.mark.parametrize("lead_bytes", [64, 77])
-@pytest.mark.parametrize(
-    ("source", "target"),
-    [
-        (torch.bfloat16, torch.float32),
-        (torch.float32, torch.bfloat16),
-        (torch.float16, torch.bfloat16),
-        (torch.int64, torch.int32),
-        (torch.bool, torch.uint8),
-        (torch.float8_e4m3fn, torch.float32),
-    ],
-)
-def test_copy_casts_as_torch_does(
-    source: torch.dtype, target: torch.dtype, lead_bytes: int
-) -> None:
-    check(
-        {"w": arange(8, 24, dtype=source)},
-        {"p": zeros(4, 12, dtype=target)},
-        lambda loaded, params: params["p"].copy_(loaded["w"][2:6, 5:17]),
-        lead_bytes=lead_bytes,
-    )
+from tests.common.trace.harness import MemoryCheckpoint, arange, check, zeros
 
 
 def test_only_the_slice_is_read() -> None:
@@ -381,6 +248,31 @@ def test_a_tensor_kept_beyond_the_load_says_so() -> None:
     checkpoint.run(lambda loaded: kept.update(loaded))
     with pytest.raises(TraceError, match="after its load"):
         kept["w"] + 1
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_in_each_mode_of_autograd(mode: Callable[[], object]) -> None:
+    param = torch.nn.Parameter(torch.zeros(8, 4), requires_grad=mode is torch.no_grad)
+
+    def body(loaded: dict[str, torch.Tensor], params: dict[str, torch.Tensor]) -> None:
+        params["p"].copy_(loaded["w"].t().contiguous().t())
+        params["q"].copy_(loaded["w"][2:4] * 2)
+        param.data.copy_(loaded["w"])
+        params["r"].copy_(params["p"] + 1)
+
+    with mode():  # type: ignore[attr-defined]
+        check({"w": arange(8, 4)}, {"p": zeros(8, 4), "q": zeros(2, 4), "r": zeros(8, 4)}, body)
+    assert torch.equal(param, arange(8, 4))
+
+
+def test_a_default_device_changes_nothing() -> None:
+    with torch.device("meta"):
+        checkpoint_of = {"w": torch.ones(4, 4, device="cpu")}
+        param = torch.zeros(4, 2, device="cpu")
+        MemoryCheckpoint(checkpoint_of, lead_bytes=77).run(
+            lambda loaded: param.copy_(loaded["w"].double()[:, 1:3] * loaded["w"][0, 0].item())
+        )
+    assert torch.equal(param, torch.ones(4, 2))
 
 
 def test_meta_destinations_need_no_bytes() -> None:
