@@ -59,6 +59,8 @@ class Box(NamedTuple):
 
 def contiguous_strides(sizes: Sequence[int]) -> Ints:
     """Row-major strides; like torch, an empty dimension counts as one."""
+    if len(sizes) == 2:  # nearly all weights
+        return (sizes[1] or 1, 1)
     strides = []
     step = 1
     for size in reversed(sizes):

@@ -56,9 +56,6 @@ class LazyTensor(torch.Tensor):
         lazy.view_in_node = View(sizes, strides, offset)
         return lazy
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -20,6 +20,10 @@ class SeesOperations(Protocol):
         """Do one operation, or record it."""
         ...
 
+    def record_copy(self, destination: torch.Tensor, source: LazyTensor, args: Any) -> torch.Tensor:
+        """``destination.copy_(source)`` into a real tensor."""
+        ...
+
     def settle_all(self, tensor: torch.Tensor) -> None:
         """The address of a real tensor is being taken."""
         ...
@@ -56,7 +60,8 @@ _TAKES_ADDRESS = frozenset(
         torch.Tensor.share_memory_,
     }
 )
-_SPECIAL = _PLAIN_VIEWS | _TAKES_ADDRESS | {_SET_DATA}
+_COPY = torch.Tensor.copy_
+_SPECIAL = _PLAIN_VIEWS | _TAKES_ADDRESS | {_SET_DATA, _COPY}
 
 
 class FunctionMode(TorchFunctionMode):
@@ -76,6 +81,10 @@ class FunctionMode(TorchFunctionMode):
                     # A view of a real tensor touches no data: the dispatch mode need not see it.
                     with torch._C._DisableTorchDispatch():
                         return func(*args, **kwargs) if kwargs else func(*args)
+            elif func is _COPY:
+                if not kwargs and type(args[1]) is LazyTensor and _is_plain(first):
+                    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+                        return self._recorder.record_copy(first, args[1], args)
             elif func == _SET_DATA:
                 if type(args[1]) is LazyTensor:
                     # The parameter takes over the loaded tensor itself: it must be a real one.

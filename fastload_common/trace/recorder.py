@@ -126,8 +126,8 @@ class Recorder:
             if effect is Effect.VIEW:
                 return func(*args, **kwargs)
             if func is _COPY and type(args[1]) is LazyTensor:
-                with self._lock, torch._C.DisableTorchFunction():
-                    return self._record(first, args[1], args, kwargs)
+                with torch._C.DisableTorchFunction():
+                    return self.record_copy(first, args[1], args)
         elif first.node.real is None:
             fast = FAST_VIEWS.get(func)
             if fast is not None:
@@ -164,11 +164,15 @@ class Recorder:
                 f"{func} changes the shape of a loaded tensor in place",
                 hint="nothing to do: the weights are read eagerly instead",
             )
-        if func is aten._foreach_copy_.default:
-            for destination, source in zip(args[0], args[1], strict=True):
-                destination.copy_(source) if type(source) is not LazyTensor else self._record(
-                    destination, source, (destination, source), {}
-                )
+        if func is aten._foreach_copy_.default and not any(
+            type(destination) is LazyTensor for destination in args[0]
+        ):
+            for pair in zip(args[0], args[1], strict=True):
+                if type(pair[1]) is LazyTensor:
+                    self._record(*pair, pair)
+                else:
+                    self._settle_touched(_COPY, pair, {})
+                    pair[0].copy_(pair[1])
             return None
         if effect is Effect.VIEW and type(args[0]) is LazyTensor and args[0].node.real is None:
             view = view_by_meta(func, args[0], args, kwargs)
@@ -206,12 +210,15 @@ class Recorder:
 
     # -- recording --------------------------------------------------------------------------
 
-    def _record(
-        self, destination: torch.Tensor, source: LazyTensor, args: Any, kwargs: dict[str, Any]
-    ) -> torch.Tensor:
+    def record_copy(self, destination: torch.Tensor, source: LazyTensor, args: Any) -> torch.Tensor:
+        """``destination.copy_(source)`` into a real tensor, recorded; `args` are the call's."""
+        with self._lock:
+            return self._record(destination, source, args)
+
+    def _record(self, destination: torch.Tensor, source: LazyTensor, args: Any) -> torch.Tensor:
         if source.node.real is not None:
             with torch.no_grad():
-                return self._run_now(_COPY, args, kwargs)  # type: ignore[no-any-return]
+                return self._run_now(_COPY, args, {})  # type: ignore[no-any-return]
         if destination.shape != source.view_in_node.sizes:
             source = self._broadcast(destination, source)
         if destination.is_meta:

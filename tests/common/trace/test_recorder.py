@@ -190,12 +190,19 @@ def test_a_real_tensor_in_an_expression_counts_with_its_value_at_that_time() -> 
 
 
 def test_foreach_copy() -> None:
+    def body(loaded: dict[str, torch.Tensor], params: dict[str, torch.Tensor]) -> None:
+        params["r"].copy_(loaded["a"])
+        torch._foreach_copy_(
+            [params["p"], params["q"], params["r"][2:4]],
+            [loaded["a"], loaded["b"], torch.ones(2)],
+        )
+        torch._foreach_copy_([loaded["b"]], [torch.ones(4)])
+        params["s"].copy_(loaded["b"])
+
     check(
         {"a": arange(8), "b": arange(4)},
-        {"p": zeros(8), "q": zeros(4)},
-        lambda loaded, params: torch._foreach_copy_(
-            [params["p"], params["q"]], [loaded["a"], loaded["b"]]
-        ),
+        {"p": zeros(8), "q": zeros(4), "r": zeros(8), "s": zeros(4)},
+        body,
     )
 
 
