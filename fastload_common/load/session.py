@@ -294,7 +294,7 @@ class LoadSession:
         if recorder.leaked():
             gc.collect()
         for node in recorder.leaked():
-            logger.warning("tensor %r is kept by the model outside its modules", node.entry.name)
+            logger.warning("%r is kept by the model outside its modules: read whole", node)
             recorder.materialize(node)
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()

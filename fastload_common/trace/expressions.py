@@ -145,6 +145,7 @@ def _wrap(
     copy_of: LazyTensor | None = None,
 ) -> LazyTensor:
     node = ExprNode(recorder, call, index, dtype, sizes, strides, device, copy_of)
+    recorder.track(node)
     for source in inputs_of(call):
         source.node.add_derived(node)
     return LazyTensor(node, sizes, strides)

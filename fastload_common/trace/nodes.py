@@ -37,6 +37,10 @@ class Owner(Protocol):
         """Give a node its real value."""
         ...
 
+    def track(self, node: Node) -> None:
+        """Remember a new node, without keeping it alive."""
+        ...
+
 
 class Node:
     """Common part.
@@ -98,6 +102,9 @@ class FileNode(Node):
 
     __slots__ = ("entry",)
 
+    def __repr__(self) -> str:
+        return f"tensor {self.entry.name!r}"
+
     def __init__(
         self,
         recorder: Owner,
@@ -151,3 +158,6 @@ class ExprNode(Node):
         self.call = call
         self.index = index
         self.copy_of = copy_of
+
+    def __repr__(self) -> str:
+        return f"a result of {self.call.func}"

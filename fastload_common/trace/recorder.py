@@ -73,7 +73,7 @@ class Recorder:
         self._pending = PendingWrites()
         self._transfers: list[Transfer] = []
         self._lock = threading.RLock()
-        self._nodes: list[weakref.ref[FileNode]] = []
+        self._nodes: list[weakref.ref[Node]] = []
         self._closed = False
         self.settled_count = 0
         self.recorded_count = 0
@@ -87,7 +87,7 @@ class Recorder:
         """A lazy tensor for a whole tensor of the checkpoint."""
         dtype, sizes = torch_layout(entry)
         node = FileNode(self, entry, dtype, sizes)
-        self._nodes.append(weakref.ref(node))
+        self.track(node)
         return LazyTensor(node, sizes, node.strides)
 
     @contextmanager
@@ -104,8 +104,12 @@ class Recorder:
             if collecting:
                 gc.enable()
 
-    def leaked(self) -> list[FileNode]:
-        """Tensors of the checkpoint that somebody still holds lazily."""
+    def track(self, node: Node) -> None:
+        """See `Owner.track`."""
+        self._nodes.append(weakref.ref(node))
+
+    def leaked(self) -> list[Node]:
+        """Tensors of the checkpoint, and values computed from them, that are still held lazily."""
         nodes = [reference() for reference in self._nodes]
         return [node for node in nodes if node is not None and node.real is None]
 

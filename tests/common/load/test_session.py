@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -223,6 +224,25 @@ def test_inference_mode_switched_on_for_each_tensor(
     assert model.holds(tensors)
 
 
+def test_weight_loaders_in_a_thread_pool(
+    directory: Path, settings: Settings, tensors: dict[str, torch.Tensor]
+) -> None:
+    """Some models submit each tensor to a pool and go on."""
+    model = Model(tensors)
+
+    def pooling(weights: Weights) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            jobs = [
+                pool.submit(model.parameter(name).data.copy_, weight) for name, weight in weights
+            ]
+        for job in jobs:
+            job.result()
+
+    session = load(directory, settings, model, pooling)
+    assert model.holds(tensors)
+    assert session.report.eager_reason is None
+
+
 def test_nothing_in_the_model_stays_lazy(
     directory: Path, settings: Settings, tensors: dict[str, torch.Tensor]
 ) -> None:
@@ -238,7 +258,8 @@ def test_nothing_in_the_model_stays_lazy(
             elif name == "layers.2.weight":
                 model.register_buffer("buffer", weight[:3])
             elif name == "layers.3.weight":
-                kept[name] = weight
+                kept["itself"] = weight
+                kept["computed"] = (weight * 3)[1:]
             else:
                 model.parameter(name).data.copy_(weight)
 
@@ -250,7 +271,8 @@ def test_nothing_in_the_model_stays_lazy(
     assert type(model.buffer) is torch.Tensor
     assert torch.equal(model.buffer, tensors["layers.2.weight"][:3])
     # Outside the modules it is still a lazy tensor, with its value behind it.
-    assert torch.equal(kept["layers.3.weight"] * 2, tensors["layers.3.weight"] * 2)
+    assert torch.equal(kept["itself"] * 2, tensors["layers.3.weight"] * 2)
+    assert torch.equal(kept["computed"] + 0, (tensors["layers.3.weight"] * 3)[1:])
 
 
 def test_several_sources_with_prefixes(tmp_path: Path, settings: Settings) -> None:
