@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -145,6 +146,12 @@ OPTIONS: tuple[Option, ...] = (
     ),
 )
 
+# Kubernetes tells every pod of the Services around it: one that is called fastload, or
+# fastload-something, would otherwise keep the engine from starting.
+_SERVICE_LINK = re.compile(
+    r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)$"
+)
+
 _BY_NAME: dict[str, Option] = {option.name: option for option in OPTIONS}
 
 
@@ -213,7 +220,7 @@ def load_settings(
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     for variable, text in environ.items():
-        if not variable.startswith(ENV_PREFIX):
+        if not variable.startswith(ENV_PREFIX) or _SERVICE_LINK.search(variable):
             continue
         option = _find(variable[len(ENV_PREFIX) :].lower(), shown=variable, prefix=ENV_PREFIX)
         if text.strip() != "":

@@ -129,6 +129,21 @@ def test_messages_say_what_the_caller_calls_it() -> None:
         load_settings({"x": 1}, {}, extra_name="--set")
 
 
+def test_variables_that_kubernetes_sets_for_a_service_of_our_name_are_not_settings() -> None:
+    links = (
+        "FASTLOAD_SERVICE_HOST",
+        "FASTLOAD_SERVICE_PORT",
+        "FASTLOAD_SERVICE_PORT_HTTP",
+        "FASTLOAD_PORT",
+        "FASTLOAD_PORT_8000_TCP",
+        "FASTLOAD_PORT_8000_TCP_ADDR",
+        "FASTLOAD_CACHE_SERVICE_HOST",
+    )
+    assert load_settings({}, dict.fromkeys(links, "tcp://10.0.0.1:8000")) == load_settings({}, {})
+    with pytest.raises(ConfigError, match="FASTLOAD_REPORTS"):
+        load_settings({}, {"FASTLOAD_REPORTS": "x"})
+
+
 def test_an_empty_variable_is_unset() -> None:
     assert load_settings({}, {"FASTLOAD_CONCURRENCY": " "}) == Settings()
 
