@@ -96,7 +96,7 @@ def trace(count: int) -> dict[str, float]:
             layer, rest = divmod(index, 3 * EXPERTS)
             layers[layer].load(rest // 3, rest % 3, recorder.lazy(entry))
     traced, traced_wall = time.thread_time(), time.perf_counter()
-    reads = [read_of(transfer) for transfer in recorder.transfers]
+    reads = [read_of(transfer) for transfer in recorder.ledger.transfers]
     plan = plan_reads(reads, chunk_bytes=8 << 20, merge_gap_bytes=1 << 20)
     planned = time.thread_time()
     assert len(reads) == count

@@ -259,8 +259,8 @@ class LoadSession:
             handed_out.close()
 
     def _place_all(self, recorder: Recorder) -> None:
-        transfers = recorder.transfers
-        self.report.transfers = recorder.recorded_count
+        transfers = recorder.ledger.transfers
+        self.report.transfers = recorder.ledger.recorded_count
         if recorder.eager_ops:
             logger.info(
                 "%d values were read while tracing (%s)",
@@ -286,7 +286,7 @@ class LoadSession:
                 f"{undone} of {len(transfers)} copies were not done",
                 hint="this is a fault of fastload: please report it",
             )
-        recorder.forget(transfers)
+        recorder.ledger.forget(transfers)
 
     def _finish(self, recorder: Recorder, model: torch.nn.Module | None) -> None:
         if model is not None:

@@ -22,7 +22,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -32,56 +32,36 @@ from fastload_common.errors import TraceError
 from fastload_common.trace.dtypes import torch_layout
 from fastload_common.trace.expressions import fast_copy, make_expression
 from fastload_common.trace.lazy_tensor import LazyTensor
+from fastload_common.trace.ledger import Ledger, Resolver, flat_arguments
 from fastload_common.trace.misfit import misfit
 from fastload_common.trace.modes import DispatchMode, FunctionMode
 from fastload_common.trace.nodes import ExprNode, FileNode, Node
 from fastload_common.trace.peel import peel
-from fastload_common.trace.pending import PendingWrites
 from fastload_common.trace.schema import READS_NO_VALUES, Effect, effect_of, written_arguments
-from fastload_common.trace.transfer import Transfer
+from fastload_common.trace.transfer import Transfer, destination_view
 from fastload_common.trace.views import FAST_VIEWS, view_by_meta
 
-__all__ = ["Recorder", "Resolver"]
+__all__ = ["Recorder"]
 
 aten = torch.ops.aten
 _COPY = aten.copy_.default
-
-
-class Resolver(Protocol):
-    """Brings bytes. Called by the recorder from the tracing thread (or under its lock)."""
-
-    def run(self, transfers: Iterable[Transfer]) -> None:
-        """Do the transfers, in any order; they do not overlap."""
-        ...
-
-    def read(self, lazy: LazyTensor) -> torch.Tensor:
-        """A real tensor with the value, sizes and stride order of a lazy one."""
-        ...
 
 
 class Recorder:
     """One trace of one `load_weights`.
 
     Attributes:
-        transfers: what is recorded and not done, in order.
-        settled_count: transfers that had to be done during the trace.
+        ledger: what is recorded.
         eager_ops: operations that had to read at once, by name.
     """
 
     def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
-        self._pending = PendingWrites()
-        self._transfers: list[Transfer] = []
+        self.ledger = Ledger(resolver)
         self._lock = threading.RLock()
         self._nodes: list[weakref.ref[Node]] = []
         self._closed = False
-        self.settled_count = 0
-        self.recorded_count = 0
         self.eager_ops: dict[str, int] = {}
-
-    @property
-    def transfers(self) -> list[Transfer]:
-        return [transfer for transfer in self._transfers if not transfer.done]
 
     def lazy(self, entry: TensorEntry) -> LazyTensor:
         """A lazy tensor for a whole tensor of the checkpoint."""
@@ -138,11 +118,13 @@ class Recorder:
                 result = fast(*args, **kwargs)
                 if result is not None:
                     return result
-        lazies = [v for v in _flat(args, kwargs) if type(v) is LazyTensor]
+        lazies = [v for v in flat_arguments(args, kwargs) if type(v) is LazyTensor]
         if not lazies:
-            if self._pending:
+            if self.ledger.pending and func not in READS_NO_VALUES:
                 with self._lock, torch._C.DisableTorchFunction():
-                    self._settle_touched(func, args, kwargs)
+                    if self.ledger.touched_by(args, kwargs):
+                        with torch.no_grad():
+                            return self._dispatch_touching(func, args, kwargs)
             return func(*args, **kwargs)
         with self._lock, torch._C.DisableTorchFunction(), torch.no_grad():
             return self._dispatch_lazy(func, args, kwargs, lazies)
@@ -156,6 +138,47 @@ class Recorder:
                 return view
         with self._lock:
             return self._run_now(func, args, kwargs)
+
+    def _dispatch_touching(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """An operation on real tensors, some of which are still to be filled."""
+        if effect_of(func) is Effect.PURE:
+            made = self._keep_for_later(func, args, kwargs)
+            if made is not None:
+                return made
+        self.ledger.settle_touched(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _keep_for_later(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """An operation as an expression; None where it must be computed now."""
+        if func.namespace != "aten" or torch.Tag.nondeterministic_seeded in func.tags:
+            # Others may have effects that no schema tells; random numbers come in their order.
+            return None
+        args, kwargs = tree_map_only(torch.Tensor, self._with_pending, (args, kwargs))
+        made = fast_copy(self, func, args, kwargs)
+        return make_expression(self, func, args, kwargs) if made is None else made
+
+    def _with_pending(self, value: torch.Tensor) -> torch.Tensor:
+        """What a real tensor will hold: itself, or the lazy tensor that is to be copied into it.
+
+        Mamba's loaders read a parameter right after copying into it, layer by layer; so that is
+        no reason to wait for each.
+        """
+        if type(value) is LazyTensor:
+            return value
+        transfers = self.ledger.pending.overlapping(value)
+        if len(transfers) == 1:
+            [transfer] = transfers
+            same = destination_view(value) == transfer.view
+            if same and transfer.destination.dtype == value.dtype:
+                source = transfer.source
+                if (source.dtype, source.device) == (value.dtype, value.device):
+                    return source
+                to_copy = {"dtype": value.dtype, "device": value.device}
+                cast = fast_copy(self, aten._to_copy.default, (source,), to_copy)
+                if cast is not None:
+                    return cast  # type: ignore[no-any-return]
+        self.ledger.settle(transfers)
+        return value
 
     def _dispatch_lazy(
         self, func: Any, args: Any, kwargs: dict[str, Any], lazies: list[LazyTensor]
@@ -175,17 +198,18 @@ class Recorder:
                 if type(pair[1]) is LazyTensor:
                     self._record(*pair, pair)
                 else:
-                    self._settle_touched(_COPY, pair, {})
+                    self.ledger.settle_touched(_COPY, pair, {})
                     pair[0].copy_(pair[1])
             return None
         if effect is Effect.VIEW and type(args[0]) is LazyTensor and args[0].node.real is None:
             view = view_by_meta(func, args[0], args, kwargs)
             if view is not None:
                 return view
+        if func in READS_NO_VALUES:
+            args, kwargs = tree_map_only(LazyTensor, _stand_in, (args, kwargs))
+            return func(*args, **kwargs)
         if effect is not Effect.WRITE:
-            made = fast_copy(self, func, args, kwargs)
-            if made is None:
-                made = make_expression(self, func, args, kwargs)
+            made = self._keep_for_later(func, args, kwargs)
             if made is not None:
                 return made
         return self._run_now(func, args, kwargs)
@@ -193,6 +217,7 @@ class Recorder:
     def _run_now(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Read what the operation needs and compute it."""
         written = {id(v) for v in _written(func, args, kwargs)}
+        nodes = [v.node for v in tree_leaves((args, kwargs)) if type(v) is LazyTensor]
         results: dict[int, LazyTensor] = {}
 
         def to_real(lazy: LazyTensor) -> torch.Tensor:
@@ -201,13 +226,15 @@ class Recorder:
                 self.eager_ops[name] = self.eager_ops.get(name, 0) + 1
             if id(lazy) not in written:
                 return self._value(lazy)
-            self._make_writable(lazy, covers=func in _OVERWRITES)
+            # Its old value is not needed, unless another argument shows it.
+            covers = func in _OVERWRITES and nodes.count(lazy.node) == 1
+            self._make_writable(lazy, covers=covers)
             real = lazy.real_view()
             results[id(real)] = lazy
             return real
 
         args, kwargs = tree_map_only(LazyTensor, to_real, (args, kwargs))
-        self._settle_touched(func, args, kwargs)
+        self.ledger.settle_touched(func, args, kwargs)
         result = func(*args, **kwargs)
         # In-place operations return their argument: give back the tensor that was passed.
         return results.get(id(result), result)
@@ -233,13 +260,7 @@ class Recorder:
         transfer = Transfer(target, source)
         if transfer.start == transfer.end:
             return destination
-        overlapping = self._pending.overlapping_transfer(transfer)
-        if overlapping:
-            self._settle(overlapping)
-        source.node.add_user(transfer)
-        self._transfers.append(transfer)
-        self._pending.add(transfer)
-        self.recorded_count += 1
+        self.ledger.record(transfer)
         return destination
 
     def _broadcast(self, destination: torch.Tensor, source: LazyTensor) -> LazyTensor:
@@ -257,31 +278,7 @@ class Recorder:
     def settle_all(self, tensor: torch.Tensor) -> None:
         """Do every pending transfer into a tensor's memory (its address is being taken)."""
         with self._lock:
-            self._settle(self._pending.in_storage(tensor))
-
-    def _settle_touched(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        if not self._pending or func in READS_NO_VALUES or effect_of(func) is Effect.VIEW:
-            return
-        for value in _flat(args, kwargs):
-            if isinstance(value, torch.Tensor) and type(value) is not LazyTensor:
-                self._settle(self._pending.overlapping(value))
-
-    def _settle(self, transfers: list[Transfer]) -> None:
-        if not transfers:
-            return
-        self.settled_count += len(transfers)
-        self._resolver.run(transfers)
-        self.forget(transfers)
-
-    def forget(self, transfers: Iterable[Transfer]) -> None:
-        """Take done transfers out of the books."""
-        transfers = list(transfers)
-        self._pending.discard(transfers)
-        for transfer in transfers:
-            transfer.done = True
-            transfer.source.node.remove_user(transfer)
-        if len(transfers) > len(self._transfers) // 2:
-            self._transfers = self.transfers
+            self.ledger.settle_storage(tensor)
 
     def materialize(self, node: Node) -> None:
         """Give a node its real value: the address of it is needed, or it will be written to."""
@@ -306,12 +303,12 @@ class Recorder:
 
     def _make_writable(self, lazy: LazyTensor, *, covers: bool) -> None:
         node = lazy.node
-        self._settle(list(node.users or ()))
+        self.ledger.settle(list(node.users or ()))
         for reference in node.derived or ():
             derived = reference()
             if derived is not None and derived.real is None:
                 # What was computed from the old value must be, before it is gone.
-                self._settle(list(derived.users or ()))
+                self.ledger.settle(list(derived.users or ()))
                 self.materialize(derived)
         node.derived = None
         if node.real is not None:
@@ -331,17 +328,17 @@ _READ_WHOLE_BYTES = 1024 * 1024
 _OVERWRITES = frozenset({aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor, _COPY})
 
 
+def _stand_in(lazy: LazyTensor) -> torch.Tensor:
+    """A real tensor of the same form, for operations that look at nothing else."""
+    sizes, strides, _ = lazy.view_in_node
+    return torch.empty_strided(sizes, strides, dtype=lazy.dtype, device=lazy.device)
+
+
 def _prod(sizes: Iterable[int]) -> int:
     count = 1
     for size in sizes:
         count *= size
     return count
-
-
-def _flat(args: Any, kwargs: dict[str, Any]) -> Iterable[Any]:
-    if not kwargs and not any(isinstance(value, list | tuple | dict) for value in args):
-        return args  # type: ignore[no-any-return]
-    return tree_leaves((args, kwargs))
 
 
 def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:

@@ -97,14 +97,14 @@ class MemoryCheckpoint:
         with recorder.recording():
             consume({name: recorder.lazy(entry) for name, entry in self.entries.items()})
         self.requests_while_tracing = len(self.requests)
-        transfers = recorder.transfers
+        transfers = recorder.ledger.transfers
 
         def on_plan(plan: Plan) -> None:
             self.plan = plan
 
         executor.run_all(transfers, on_plan)
         assert all(transfer.done for transfer in transfers)
-        recorder.forget(transfers)
+        recorder.ledger.forget(transfers)
         recorder.close()
         return recorder
 

@@ -46,16 +46,80 @@ def test_nothing_is_read_while_tracing() -> None:
     assert done.requests_while_tracing == 0
 
 
-def test_reading_a_parameter_settles_what_is_pending_in_it() -> None:
+def test_reading_a_parameter_that_is_to_be_filled_reads_nothing_yet() -> None:
     """Mamba2 computes -exp(A) right after copying A."""
 
     def body(loaded: dict[str, torch.Tensor], params: dict[str, torch.Tensor]) -> None:
         params["a"].copy_(loaded["a"])
-        params["b"].copy_(loaded["b"])
-        params["a"].copy_(-torch.exp(params["a"]))
+        params["a"].copy_(-torch.exp(params["a"].float()))
+        params["b"].copy_(loaded["b"])  # a cast
+        params["c"].copy_(params["b"] + params["a"].sum())
 
-    done = check({"a": arange(8) / 8, "b": arange(64)}, {"a": zeros(8), "b": zeros(64)}, body)
-    assert done.recorder.settled_count == 1  # type: ignore[attr-defined]
+    done = check(
+        {"a": arange(8) / 8, "b": arange(64)},
+        {"a": zeros(8), "b": zeros(64).bfloat16(), "c": zeros(64)},
+        body,
+    )
+    assert done.requests_while_tracing == 0
+    assert done.recorder.ledger.settled_count == 0  # type: ignore[attr-defined]
+
+
+def test_reading_a_part_of_what_is_to_be_filled_settles_it() -> None:
+    def body(loaded: dict[str, torch.Tensor], params: dict[str, torch.Tensor]) -> None:
+        params["a"].copy_(loaded["a"])
+        params["b"].copy_(loaded["b"])
+        params["c"].copy_(loaded["c"] * params["a"][2:6])  # beside a lazy tensor
+        params["a"].copy_(-torch.exp(params["a"][1:].sum() + params["a"]))
+
+    done = check(
+        {"a": arange(8) / 8, "b": arange(64), "c": arange(4)},
+        {"a": zeros(8), "b": zeros(64), "c": zeros(4)},
+        body,
+    )
+    assert done.recorder.ledger.settled_count == 1  # type: ignore[attr-defined]
+
+
+def test_a_copy_that_is_overwritten_is_not_read() -> None:
+    def body(loaded: dict[str, torch.Tensor], params: dict[str, torch.Tensor]) -> None:
+        params["p"].copy_(loaded["a"])
+        params["p"].copy_(loaded["b"])
+
+    done = check({"a": arange(64), "b": arange(64, start=9)}, {"p": zeros(64)}, body)
+    assert sum(span.size_bytes for span in done.requests) == 64 * 4
+
+
+def test_a_buffer_like_a_loaded_tensor_is_filled_in_pieces() -> None:
+    def body(loaded: dict[str, torch.Tensor], params: dict[str, torch.Tensor]) -> None:
+        buffer = torch.empty_like(loaded["w"])
+        buffer[:4] = loaded["w"][4:]
+        buffer[4:] = loaded["w"][:4]
+        params["p"].copy_(buffer)
+
+    check({"w": arange(8, 4)}, {"p": zeros(8, 4)}, body)
+
+
+def test_overwriting_a_loaded_tensor_with_a_part_of_itself() -> None:
+    def body(loaded: dict[str, torch.Tensor], params: dict[str, torch.Tensor]) -> None:
+        loaded["w"].copy_(loaded["w"].t().clone())
+        loaded["v"].copy_(loaded["v"].t())
+        loaded["u"].fill_(loaded["u"][1, 2])
+        params["p"].copy_(loaded["w"])
+        params["q"].copy_(loaded["u"])
+
+    check(
+        {"w": arange(4, 4), "v": arange(1, 1), "u": arange(4, 4)},
+        {"p": zeros(4, 4), "q": zeros(4, 4)},
+        body,
+    )
+
+
+def test_random_numbers_come_in_their_order() -> None:
+    def body(loaded: dict[str, torch.Tensor], params: dict[str, torch.Tensor]) -> None:
+        torch.manual_seed(3)
+        params["p"].copy_(torch.bernoulli(loaded["w"] / 64))
+        params["q"].copy_(torch.rand(8))
+
+    check({"w": arange(8, 4)}, {"p": zeros(8, 4), "q": zeros(8)}, body)
 
 
 def test_in_place_on_a_loaded_tensor_is_seen_by_later_copies_only() -> None:
@@ -127,7 +191,7 @@ def test_padding_beside_a_pending_copy_settles_nothing(
         fill(params["p"])
 
     done = check({"w": arange(5, 3)}, {"p": zeros(8, 4)}, body)
-    assert done.recorder.settled_count == 0  # type: ignore[attr-defined]
+    assert done.recorder.ledger.settled_count == 0  # type: ignore[attr-defined]
 
 
 def test_writing_over_a_pending_copy_comes_after_it() -> None:
