@@ -1,14 +1,15 @@
 """Runs the engine's own `load_weights` over lazy tensors and records what it copies.
 
-The rules (docs/decisions/0004-trace.md has the reasons):
+The rules (docs/decisions/0004-trace-by-lazy-tensors.md has the reasons):
 
 - a view operation on a lazy tensor changes its geometry;
 - ``real.copy_(lazy)`` is recorded as a `Transfer`; nothing moves;
 - any other operation on lazy tensors becomes an expression, evaluated when its bytes are there;
   if it cannot be one (it needs a value now, or depends on real tensors that may change), the
   bytes are read now and it is computed;
-- an operation on real tensors that reads or writes memory with pending transfers settles
-  those first, and only those that overlap;
+- an operation that reads just what one pending transfer will fill becomes an expression too;
+- any other operation on real tensors that reads or writes memory with pending transfers
+  settles those first, and only those that overlap;
 - an in-place operation on a lazy tensor reads the tensor, after settling what was recorded from
   its old value; views see the new value.
 
