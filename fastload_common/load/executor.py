@@ -240,20 +240,13 @@ def _jobs(transfers: Iterable[Transfer]) -> list[_Job]:
     rows: dict[int, list[Transfer]] = {}
     for transfer in transfers:
         node = transfer.source.node
-        direct = isinstance(node, FileNode) and node.real is None
-        # Transfers are alive, so the ids of two of them or of their nodes differ.
-        rows.setdefault(id(transfer) if direct else id(_root(transfer.source)), []).append(transfer)
+        # Transfers are alive, so the ids of two of them or of their calls differ.
+        key = id(node.call) if isinstance(node, ExprNode) else id(transfer)
+        rows.setdefault(key, []).append(transfer)
     return [
-        _Direct(group[0])
-        if isinstance(group[0].source.node, FileNode) and group[0].source.node.real is None
-        else _Computed(group)
+        _Computed(group) if isinstance(group[0].source.node, ExprNode) else _Direct(group[0])
         for group in rows.values()
     ]
-
-
-def _root(lazy: LazyTensor) -> object:
-    node = lazy.node
-    return node.call if isinstance(node, ExprNode) and node.real is None else node
 
 
 def _placement(lazy: LazyTensor, destination: torch.Tensor | None) -> Placement:

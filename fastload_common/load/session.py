@@ -176,12 +176,12 @@ class LoadSession:
         try:
             with self.report.phase("trace"):
                 result = self._trace(recorder, consume)
+            self._place_all(recorder)
         except Exception as error:
             if isinstance(error, FastloadError) and not isinstance(error, TraceError):
                 raise
             reason = self._untraceable(error)
             return self._load_eagerly(consume, reason)
-        self._place_all(recorder)
         with self.report.phase("finish"):
             self._finish(recorder, model)
         return result

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import torch
 
-from fastload_common.plan.geometry import Box, dense_strides_like, nested, ordered
+from fastload_common.plan.geometry import Box, View, nested, ordered
 from fastload_common.plan.pieces import pieces
 from fastload_common.plan.records import TensorRead
 
@@ -59,7 +59,7 @@ class Placement:
             host with the stride order of the view.
     """
 
-    __slots__ = ("_at", "_box", "_destination", "_dtype", "_raw", "_unit", "read")
+    __slots__ = ("_at", "_box", "_destination", "_dtype", "_own", "_raw", "_unit", "_view", "read")
 
     def __init__(
         self, read: TensorRead, dtype: torch.dtype, destination: torch.Tensor | None = None
@@ -67,6 +67,12 @@ class Placement:
         self.read = read
         self._dtype = dtype
         self._destination = destination
+        self._own = destination is None
+        # An expanded dimension of our own is filled once.
+        sizes, strides, offset = read.view
+        if self._own:
+            sizes = tuple(n if s else min(n, 1) for n, s in zip(sizes, strides, strict=True))
+        self._view = View(sizes, strides, offset)
         self._raw: torch.Tensor | None = None
         self._box: Box | None = None
         self._at: torch.Tensor | None = None
@@ -75,9 +81,7 @@ class Placement:
     @property
     def held_bytes(self) -> int:
         """Private memory that this placement needs until it is finished."""
-        if self._destination is None:
-            return self.read.view.numel * self.read.itemsize_bytes
-        return 0
+        return self._view.span * self.read.itemsize_bytes if self._own else 0
 
     def take(self, chunk: ChunkBytes) -> None:
         """Copy what a chunk holds of this read. Each chunk of the read must come once."""
@@ -106,40 +110,41 @@ class Placement:
 
     def finish(self) -> torch.Tensor:
         """After the last chunk: the destination, complete."""
-        destination = self._target()
+        read = self.read
+        sizes, strides, _ = read.view
         if self._raw is not None:
-            view = self.read.view
-            typed = self._raw.view(self._dtype)
-            destination.copy_(typed.as_strided(view.sizes, view.strides, 0))
+            value = self._raw.view(self._dtype).as_strided(sizes, strides, 0)
             self._raw = None
-        return destination
+            return value if self._own else self._target().copy_(value)
+        target = self._target()
+        return target.as_strided(sizes, strides, 0) if self._own else target
 
     def _target(self) -> torch.Tensor:
         if self._destination is None:
-            view = self.read.view
-            self._destination = torch.empty_strided(
-                view.sizes,
-                dense_strides_like(view.sizes, view.strides),
-                dtype=self._dtype,
-                device="cpu",
-            )
+            # The strides of the view itself: sums depend on the order in which memory lies.
+            view = self._view
+            flat = torch.empty(view.span, dtype=self._dtype, device="cpu")
+            self._destination = flat.as_strided(view.sizes, view.strides, 0)
         return self._destination
 
     def _prepare(self) -> None:
-        destination = self._target()
         read = self.read
-        view, itemsize = read.view, read.itemsize_bytes
-        box = ordered(view.sizes, view.strides, tuple(destination.stride()))
+        view, itemsize = self._view, read.itemsize_bytes
+        destination = self._destination
+        strides = view.strides if destination is None else tuple(destination.stride())
+        box = ordered(view.sizes, view.strides, strides)
         if nested(box.sizes, box.src_strides):
             if read.data_start % itemsize == 0:
-                self._at, self._box = destination, box
+                self._at, self._box = self._target(), box
                 return
-            if destination.dtype == self._dtype and destination.device.type == "cpu":
-                self._at, self._unit = _as_bytes(destination), torch.uint8
+            if destination is None or (
+                destination.dtype == self._dtype and destination.device.type == "cpu"
+            ):
+                self._at, self._unit = _as_bytes(self._target()), torch.uint8
                 self._box = ordered(
                     (*view.sizes, itemsize),
                     (*(s * itemsize for s in view.strides), 1),
-                    (*(s * itemsize for s in destination.stride()), 1),
+                    (*(s * itemsize for s in strides), 1),
                 )
                 return
         self._raw = torch.empty(view.span * itemsize, dtype=torch.uint8, device="cpu")

@@ -1,8 +1,13 @@
-"""From lazy tensors to values: what they are made of, and how to compute them."""
+"""From lazy tensors to values: what they are made of, and how to compute them.
+
+A value is always computed from the checkpoint, whose bytes never change, and never from
+`Node.real`, which the engine may have written to since the value was asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
@@ -19,7 +24,7 @@ def inputs_of(call: Call) -> list[LazyTensor]:
 
 
 def _walk(lazy: LazyTensor) -> Iterator[LazyTensor]:
-    """A lazy tensor and all that it is computed from, each once, real values not entered."""
+    """A lazy tensor and all that it is computed from, each once."""
     seen: set[int] = set()
     stack = [lazy]
     while stack:
@@ -29,17 +34,13 @@ def _walk(lazy: LazyTensor) -> Iterator[LazyTensor]:
         seen.add(id(current))
         yield current
         node = current.node
-        if isinstance(node, ExprNode) and node.real is None:
+        if isinstance(node, ExprNode):
             stack.extend(inputs_of(node.call))
 
 
 def leaves(lazy: LazyTensor) -> dict[int, LazyTensor]:
-    """The lazy tensors over files that a value is made of and that are not read yet, by id."""
-    return {
-        id(part): part
-        for part in _walk(lazy)
-        if part.node.real is None and not isinstance(part.node, ExprNode)
-    }
+    """The lazy tensors over files that a value is made of, by id."""
+    return {id(part): part for part in _walk(lazy) if not isinstance(part.node, ExprNode)}
 
 
 def calls_of(lazy: LazyTensor) -> list[Call]:
@@ -47,7 +48,7 @@ def calls_of(lazy: LazyTensor) -> list[Call]:
     found: dict[int, Call] = {}
     for part in _walk(lazy):
         node = part.node
-        if isinstance(node, ExprNode) and node.real is None:
+        if isinstance(node, ExprNode):
             found[id(node.call)] = node.call
     return list(found.values())
 
@@ -62,8 +63,6 @@ def value_of(lazy: LazyTensor, leaf_value: Callable[[LazyTensor], torch.Tensor])
         A real tensor with the sizes, dtype and order of strides of `lazy`.
     """
     node = lazy.node
-    if node.real is not None:
-        return lazy.real_view()
     if not isinstance(node, ExprNode):
         return leaf_value(lazy)
     call = node.call
@@ -73,9 +72,23 @@ def value_of(lazy: LazyTensor, leaf_value: Callable[[LazyTensor], torch.Tensor])
             value_of(value, leaf_value) if type(value) is LazyTensor else value for value in flat
         ]
         args, kwargs = tree_unflatten(flat, spec)
-        result = call.func(*args, **kwargs)
+        with _default_dtype(call.default_dtype):
+            result = call.func(*args, **kwargs)
         call.outputs = list(result) if isinstance(result, list | tuple) else [result]
     return restrided(_laid_out(call.outputs[node.index], node), lazy)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    if dtype == before:
+        yield
+        return
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _laid_out(value: torch.Tensor, node: Node) -> torch.Tensor:

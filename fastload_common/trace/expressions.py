@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fastload_common.plan.geometry import contiguous_strides, dense_strides_like, ordered
-from fastload_common.trace.evaluate import inputs_of
+from fastload_common.plan.geometry import View, contiguous_strides, dense_strides_like, ordered
 from fastload_common.trace.lazy_tensor import LazyTensor
 from fastload_common.trace.nodes import Call, ExprNode, Owner
 from fastload_common.trace.views import meta_like
@@ -103,6 +102,8 @@ def make_expression(recorder: Owner, func: Any, args: Any, kwargs: dict[str, Any
     outputs = list(foretold) if isinstance(foretold, list | tuple) else [foretold]
     if not outputs or not all(isinstance(value, torch.Tensor) for value in outputs):
         return None
+    if any(value.is_conj() or value.is_neg() for value in outputs):
+        return None  # memory that means other values than it holds; no strides tell that
     call = Call(func, args, kwargs)
     made = [
         _wrap(
@@ -111,12 +112,20 @@ def make_expression(recorder: Owner, func: Any, args: Any, kwargs: dict[str, Any
             index,
             value.dtype,
             tuple(value.shape),
-            dense_strides_like(tuple(value.shape), tuple(value.stride())),
+            _foretold_strides(value),
             device,
         )
         for index, value in enumerate(outputs)
     ]
     return type(foretold)(made) if isinstance(foretold, list | tuple) else made[0]
+
+
+def _foretold_strides(value: torch.Tensor) -> tuple[int, ...]:
+    """Strides of the value that will be computed; it is laid out so if it comes otherwise."""
+    view = View(tuple(value.shape), tuple(value.stride()), 0)
+    if view.span == view.numel:
+        return view.strides
+    return dense_strides_like(view.sizes, view.strides)
 
 
 def _snapshots(args: Any, kwargs: dict[str, Any]) -> bool:
@@ -146,6 +155,4 @@ def _wrap(
 ) -> LazyTensor:
     node = ExprNode(recorder, call, index, dtype, sizes, strides, device, copy_of)
     recorder.track(node)
-    for source in inputs_of(call):
-        source.node.add_derived(node)
     return LazyTensor(node, sizes, strides)

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from fastload_common.trace.lazy_tensor import LazyTensor
 from fastload_common.trace.pending import PendingWrites
 from fastload_common.trace.schema import READS_NO_VALUES, Effect, effect_of
-from fastload_common.trace.transfer import Transfer
+from fastload_common.trace.transfer import Transfer, storage_key
 
 __all__ = ["Ledger", "Resolver", "flat_arguments"]
 
@@ -40,6 +40,7 @@ class Ledger:
     def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
         self._transfers: list[Transfer] = []
+        self._exposed: dict[int, torch.Tensor] = {}
         self.pending = PendingWrites()
         self.recorded_count = 0
         self.settled_count = 0
@@ -54,10 +55,20 @@ class Ledger:
         overlapping = self.pending.overlapping_transfer(transfer)
         if overlapping:
             self._supersede(overlapping, transfer)
-        transfer.source.node.add_user(transfer)
         self._transfers.append(transfer)
         self.pending.add(transfer)
         self.recorded_count += 1
+        if transfer.key in self._exposed:
+            self.settle([transfer])
+
+    def expose(self, tensor: torch.Tensor) -> None:
+        """Somebody knows the address of a tensor's memory: fill it now, and from now on at once.
+
+        Whoever has an address (numpy, a kernel) reads and writes there unseen.
+        """
+        self.settle(self.pending.in_storage(tensor))
+        # Kept alive, so that its key stays its own.
+        self._exposed[storage_key(tensor)] = tensor.detach()
 
     def touched_by(self, args: Any, kwargs: dict[str, Any]) -> bool:
         """Whether an operation reads or writes memory that is still to be filled."""
@@ -75,10 +86,6 @@ class Ledger:
             if isinstance(value, torch.Tensor) and type(value) is not LazyTensor:
                 self.settle(self.pending.overlapping(value))
 
-    def settle_storage(self, tensor: torch.Tensor) -> None:
-        """Do every pending transfer into a tensor's memory."""
-        self.settle(self.pending.in_storage(tensor))
-
     def settle(self, transfers: list[Transfer]) -> None:
         """Do transfers now."""
         if not transfers:
@@ -93,7 +100,6 @@ class Ledger:
         self.pending.discard(transfers)
         for transfer in transfers:
             transfer.done = True
-            transfer.source.node.remove_user(transfer)
         if len(transfers) > len(self._transfers) // 2:
             self._transfers = self.transfers
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fastload_common.checkpoint.records import TensorEntry
-from fastload_common.errors import TensorMismatchError
+from fastload_common.errors import TensorMismatchError, TraceError
 from fastload_common.trace.nodes import FileNode, Node
 
-__all__ = ["MISFIT_HINT", "GeometryError", "entry_fields", "misfit"]
+__all__ = ["MISFIT_HINT", "ComputedGeometryError", "GeometryError", "entry_fields", "misfit"]
 
 MISFIT_HINT = "check that config.json and the weights belong to the same model"
 
@@ -20,7 +20,11 @@ class GeometryError(TensorMismatchError, RuntimeError, IndexError):
     """
 
 
-def misfit(node: Node, what: str) -> GeometryError:
+class ComputedGeometryError(TraceError, RuntimeError, IndexError):
+    """The same for a computed value, whose layout was only foretold: real ones may do better."""
+
+
+def misfit(node: Node, what: str) -> GeometryError | ComputedGeometryError:
     """The error for an operation that this tensor's shape does not allow.
 
     Args:
@@ -28,7 +32,7 @@ def misfit(node: Node, what: str) -> GeometryError:
         what: what was tried, and why it cannot be.
     """
     if not isinstance(node, FileNode):
-        return GeometryError(f"a value computed from the checkpoint: {what}", hint=MISFIT_HINT)
+        return ComputedGeometryError(f"a value computed from the checkpoint: {what}")
     return GeometryError(
         f"tensor {node.entry.name!r}: {what}", hint=MISFIT_HINT, **entry_fields(node.entry)
     )

@@ -8,6 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fastload_common.errors import TraceError
 from fastload_common.trace.lazy_tensor import LazyTensor
 
 __all__ = ["DispatchMode", "FunctionMode"]
@@ -20,11 +21,11 @@ class SeesOperations(Protocol):
         """Do one operation, or record it."""
         ...
 
-    def record_copy(self, destination: torch.Tensor, source: LazyTensor, args: Any) -> torch.Tensor:
+    def record_copy(self, destination: torch.Tensor, source: LazyTensor) -> torch.Tensor:
         """``destination.copy_(source)`` into a real tensor."""
         ...
 
-    def settle_all(self, tensor: torch.Tensor) -> None:
+    def expose(self, tensor: torch.Tensor) -> None:
         """The address of a real tensor is being taken."""
         ...
 
@@ -57,11 +58,15 @@ _TAKES_ADDRESS = frozenset(
         torch.Tensor.tolist,
         torch.Tensor.__array__,
         torch.Tensor.__dlpack__,
+        torch.Tensor.__deepcopy__,
+        torch.Tensor.__reduce_ex__,
         torch.Tensor.share_memory_,
+        torch.Tensor.storage,
+        torch.Tensor.untyped_storage,
     }
 )
 _COPY = torch.Tensor.copy_
-_SPECIAL = _PLAIN_VIEWS | _TAKES_ADDRESS | {_SET_DATA, _COPY}
+_SPECIAL = _PLAIN_VIEWS | _TAKES_ADDRESS | {_SET_DATA, _COPY, torch.from_numpy}
 
 
 class FunctionMode(TorchFunctionMode):
@@ -84,13 +89,19 @@ class FunctionMode(TorchFunctionMode):
             elif func is _COPY:
                 if not kwargs and type(args[1]) is LazyTensor and _is_plain(first):
                     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-                        return self._recorder.record_copy(first, args[1], args)
+                        return self._recorder.record_copy(first, args[1])
             elif func == _SET_DATA:
+                if type(first) is LazyTensor:
+                    raise TraceError("a loaded tensor is given other memory")
                 if type(args[1]) is LazyTensor:
                     # The parameter takes over the loaded tensor itself: it must be a real one.
                     args = (first, args[1].materialize())
+            elif func is torch.from_numpy:
+                made = func(*args)
+                self._recorder.expose(made)
+                return made
             elif type(first) is not LazyTensor:
-                self._recorder.settle_all(first)
+                self._recorder.expose(first)
         return func(*args, **kwargs) if kwargs else func(*args)
 
 

@@ -6,7 +6,6 @@ in-place write through one view is seen by the others, as with real tensors.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,7 +17,6 @@ from fastload_common.plan.records import TensorRead
 
 if TYPE_CHECKING:
     from fastload_common.trace.lazy_tensor import LazyTensor
-    from fastload_common.trace.transfer import Transfer
 
 __all__ = ["Call", "ExprNode", "FileNode", "Node", "Owner"]
 
@@ -47,21 +45,19 @@ class Node:
 
     Attributes:
         sizes, strides: the dense layout of the whole value, in elements, offset 0.
-        real: the value once it had to exist (read early, or written to), else None.
-        users: recorded transfers that read this node directly.
-        derived: computations over this node; they must be evaluated before it is written to.
+        real: the value once it had to exist (read early, or written to), else None. Operations
+            on lazy tensors then run on it. What was recorded before does not: that is evaluated
+            from the checkpoint, which never changes.
     """
 
     __slots__ = (
         "__weakref__",
-        "derived",
         "device",
         "dtype",
         "real",
         "recorder",
         "sizes",
         "strides",
-        "users",
     )
 
     def __init__(
@@ -78,23 +74,6 @@ class Node:
         self.strides = strides
         self.device = device
         self.real: torch.Tensor | None = None
-        self.users: list[Transfer] | None = None  # a list of its own costs, and there are many
-        self.derived: list[weakref.ref[ExprNode]] | None = None
-
-    def add_user(self, transfer: Transfer) -> None:
-        if self.users is None:
-            self.users = [transfer]
-        else:
-            self.users.append(transfer)
-
-    def remove_user(self, transfer: Transfer) -> None:
-        if self.users is not None and transfer in self.users:
-            self.users.remove(transfer)
-
-    def add_derived(self, node: ExprNode) -> None:
-        if self.derived is None:
-            self.derived = []
-        self.derived.append(weakref.ref(node))
 
 
 class FileNode(Node):
@@ -122,15 +101,21 @@ class FileNode(Node):
 
 
 class Call:
-    """One operation of the engine that is not a view, kept to be run when its inputs are there."""
+    """One operation of the engine that is not a view, kept to be run when its inputs are there.
 
-    __slots__ = ("args", "func", "kwargs", "outputs")
+    Attributes:
+        default_dtype: torch's default at that time, on which some results depend.
+        outputs: its results while a resolver evaluates it.
+    """
+
+    __slots__ = ("args", "default_dtype", "func", "kwargs", "outputs")
 
     def __init__(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
         self.func = func
         self.args = args
         self.kwargs = kwargs
-        self.outputs: list[Any] | None = None  # while a resolver evaluates it
+        self.default_dtype = torch.get_default_dtype()
+        self.outputs: list[Any] | None = None
 
 
 class ExprNode(Node):

@@ -27,20 +27,22 @@ def peel(destination: torch.Tensor, source: LazyTensor) -> tuple[torch.Tensor, L
     """
     sizes = tuple(destination.shape)
     current = source
-    wanted = destination.dtype
+    cast = False
     while True:
         node = current.node
-        if not isinstance(node, ExprNode) or node.copy_of is None or node.real is not None:
+        if not isinstance(node, ExprNode) or node.copy_of is None:
             break
         base = node.copy_of
-        if current.dtype != node.dtype or (base.dtype != node.dtype and node.dtype != wanted):
+        if current.dtype != node.dtype:
+            break
+        casts = base.dtype != node.dtype
+        if casts and (cast or node.dtype != destination.dtype):
             break
         view = rebase(current.view_in_node, node.sizes, node.strides, base.view_in_node)
         if view is None:
             break
         current = LazyTensor(base.node, *view, base.dtype)
-        if base.dtype != node.dtype:
-            wanted = base.dtype  # one cast is left to the copy; a second one must stay
+        cast |= casts  # one cast is left to the copy; a second one must stay
     if current is source:
         return destination, source
     return _split_like(destination, sizes, tuple(current.shape)), current

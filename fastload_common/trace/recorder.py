@@ -10,8 +10,8 @@ The rules (docs/decisions/0004-trace-by-lazy-tensors.md has the reasons):
 - an operation that reads just what one pending transfer will fill becomes an expression too;
 - any other operation on real tensors that reads or writes memory with pending transfers
   settles those first, and only those that overlap;
-- an in-place operation on a lazy tensor reads the tensor, after settling what was recorded from
-  its old value; views see the new value.
+- an in-place operation on a lazy tensor reads the tensor and changes what was read; views see
+  the new value, and what was recorded before is still taken from the checkpoint.
 
 A dispatch mode sees one thread. In another thread nothing is recorded: copies are done at once.
 """
@@ -19,9 +19,10 @@ A dispatch mode sees one thread. In another thread nothing is recorded: copies a
 from __future__ import annotations
 
 import gc
+import math
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -112,7 +113,7 @@ class Recorder:
                 return func(*args, **kwargs)
             if func is _COPY and type(args[1]) is LazyTensor:
                 with torch._C.DisableTorchFunction():
-                    return self.record_copy(first, args[1], args)
+                    return self.record_copy(first, args[1])
         elif first.node.real is None:
             fast = FAST_VIEWS.get(func)
             if fast is not None:
@@ -155,6 +156,8 @@ class Recorder:
             # Others may have effects that no schema tells; random numbers come in their order.
             return None
         args, kwargs = tree_map_only(torch.Tensor, self._with_pending, (args, kwargs))
+        if not any(type(value) is LazyTensor for value in flat_arguments(args, kwargs)):
+            return None  # whatever was pending is done now
         made = fast_copy(self, func, args, kwargs)
         return make_expression(self, func, args, kwargs) if made is None else made
 
@@ -184,25 +187,22 @@ class Recorder:
     def _dispatch_lazy(
         self, func: Any, args: Any, kwargs: dict[str, Any], lazies: list[LazyTensor]
     ) -> Any:
-        if all(lazy.node.real is not None for lazy in lazies):
-            return self._run_now(func, args, kwargs)
+        if torch.Tag.inplace_view in func.tags and type(args[0]) is LazyTensor:
+            raise TraceError(f"{func} changes the shape or memory of a loaded tensor in place")
+        if any(lazy.node.real is not None for lazy in lazies):
+            return self._dispatch_real(func, args, kwargs)
         effect = effect_of(func)
-        if torch.Tag.inplace_view in func.tags:
-            raise TraceError(
-                f"{func} changes the shape of a loaded tensor in place",
-                hint="nothing to do: the weights are read eagerly instead",
-            )
         if func is aten._foreach_copy_.default and not any(
             type(destination) is LazyTensor for destination in args[0]
         ):
             for pair in zip(args[0], args[1], strict=True):
                 if type(pair[1]) is LazyTensor:
-                    self._record(*pair, pair)
+                    self._record(*pair)
                 else:
                     self.ledger.settle_touched(_COPY, pair, {})
                     pair[0].copy_(pair[1])
             return None
-        if effect is Effect.VIEW and type(args[0]) is LazyTensor and args[0].node.real is None:
+        if effect is Effect.VIEW and type(args[0]) is LazyTensor:
             view = view_by_meta(func, args[0], args, kwargs)
             if view is not None:
                 return view
@@ -214,6 +214,22 @@ class Recorder:
             if made is not None:
                 return made
         return self._run_now(func, args, kwargs)
+
+    def _dispatch_real(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """An operation on lazy tensors some of which have become real: on those as such."""
+        passed: dict[int, LazyTensor] = {}
+
+        def unwrap(lazy: LazyTensor) -> torch.Tensor:
+            if lazy.node.real is None:
+                return lazy
+            real = lazy.real_view()
+            passed[id(real)] = lazy
+            return real
+
+        args, kwargs = tree_map_only(LazyTensor, unwrap, (args, kwargs))
+        with DispatchMode(self):
+            result = func(*args, **kwargs)
+        return passed.get(id(result), result)
 
     def _run_now(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Read what the operation needs and compute it."""
@@ -242,20 +258,22 @@ class Recorder:
 
     # -- recording --------------------------------------------------------------------------
 
-    def record_copy(self, destination: torch.Tensor, source: LazyTensor, args: Any) -> torch.Tensor:
-        """``destination.copy_(source)`` into a real tensor, recorded; `args` are the call's."""
+    def record_copy(self, destination: torch.Tensor, source: LazyTensor) -> torch.Tensor:
+        """``destination.copy_(source)`` into a real tensor, recorded."""
         with self._lock:
-            return self._record(destination, source, args)
+            return self._record(destination, source)
 
-    def _record(self, destination: torch.Tensor, source: LazyTensor, args: Any) -> torch.Tensor:
-        if source.node.real is not None:
+    def _record(self, destination: torch.Tensor, source: LazyTensor) -> torch.Tensor:
+        if source.node.real is not None or destination.is_conj() or destination.is_neg():
             with torch.no_grad():
-                return self._run_now(_COPY, args, {})  # type: ignore[no-any-return]
+                self._run_now(_COPY, (destination, source), {})
+            return destination
         if destination.shape != source.view_in_node.sizes:
             source = self._broadcast(destination, source)
         if destination.is_meta:
             return destination
-        target = destination
+        # An alias: the parameter may get other memory later (`param.data = ...`, swap_tensors).
+        target = destination.detach()
         if type(source.node) is ExprNode:
             target, source = peel(destination, source)
         transfer = Transfer(target, source)
@@ -276,10 +294,10 @@ class Recorder:
 
     # -- settling ---------------------------------------------------------------------------
 
-    def settle_all(self, tensor: torch.Tensor) -> None:
-        """Do every pending transfer into a tensor's memory (its address is being taken)."""
-        with self._lock:
-            self.ledger.settle_storage(tensor)
+    def expose(self, tensor: torch.Tensor) -> None:
+        """The address of a real tensor is being taken; see `Ledger.expose`."""
+        with self._lock, torch._C.DisableTorchFunction():
+            self.ledger.expose(tensor)
 
     def materialize(self, node: Node) -> None:
         """Give a node its real value: the address of it is needed, or it will be written to."""
@@ -296,7 +314,7 @@ class Recorder:
         node = lazy.node
         if node.real is not None:
             return lazy.real_view()
-        size_bytes = node.dtype.itemsize * _prod(node.sizes)
+        size_bytes = node.dtype.itemsize * math.prod(node.sizes)
         if isinstance(node, ExprNode) or size_bytes <= _READ_WHOLE_BYTES:
             self.materialize(node)
             return lazy.real_view()
@@ -304,17 +322,9 @@ class Recorder:
 
     def _make_writable(self, lazy: LazyTensor, *, covers: bool) -> None:
         node = lazy.node
-        self.ledger.settle(list(node.users or ()))
-        for reference in node.derived or ():
-            derived = reference()
-            if derived is not None and derived.real is None:
-                # What was computed from the old value must be, before it is gone.
-                self.ledger.settle(list(derived.users or ()))
-                self.materialize(derived)
-        node.derived = None
         if node.real is not None:
             return
-        if covers and lazy.numel() == _prod(node.sizes) and 0 not in lazy.stride():
+        if covers and lazy.numel() == math.prod(node.sizes) and 0 not in lazy.stride():
             node.real = torch.empty_strided(
                 node.sizes, node.strides, dtype=node.dtype, device=node.device
             )
@@ -333,13 +343,6 @@ def _stand_in(lazy: LazyTensor) -> torch.Tensor:
     """A real tensor of the same form, for operations that look at nothing else."""
     sizes, strides, _ = lazy.view_in_node
     return torch.empty_strided(sizes, strides, dtype=lazy.dtype, device=lazy.device)
-
-
-def _prod(sizes: Iterable[int]) -> int:
-    count = 1
-    for size in sizes:
-        count *= size
-    return count
 
 
 def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:

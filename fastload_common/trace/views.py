@@ -258,8 +258,11 @@ def view_by_meta(func: Any, lazy: LazyTensor, args: Any, kwargs: dict[str, Any])
 
     values = result if isinstance(result, list | tuple) else [result]
     memory = storage_key(base)
-    if any(storage_key(value) != memory for value in values if isinstance(value, torch.Tensor)):
-        return None
+    for value in values:
+        if isinstance(value, torch.Tensor) and (
+            storage_key(value) != memory or value.is_conj() or value.is_neg()
+        ):
+            return None  # it copies, or means other values than the memory holds
     if isinstance(result, list | tuple):
         return type(result)(wrap(value) for value in result)
     return wrap(result)

@@ -26,6 +26,7 @@ NAMES = {
     torch.uint8: "U8",
     torch.int8: "I8",
     torch.bool: "BOOL",
+    torch.complex64: "C64",
     torch.float8_e4m3fn: "F8_E4M3",
 }
 

@@ -49,6 +49,7 @@ COPIES: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]]
     "max_values": ((8,), lambda w: w.max(dim=1).values),
     "cast": ((4, 24), lambda w: w.to(torch.float64)[2:6]),
     "two_casts": ((4, 24), lambda w: w.to(torch.bfloat16).to(torch.float64)[2:6]),
+    "rounded": ((8, 24), lambda w: (w / 7).to(torch.bfloat16).to(w.dtype)),
     "bit_cast": ((8, 96), lambda w: w.view(torch.uint8)),
     "bit_cast_columns": ((8, 8), lambda w: w.view(torch.uint8)[:, 8:16]),
     "index_select": ((3, 24), lambda w: w[torch.tensor([5, 0, 5])]),
@@ -115,4 +116,16 @@ def test_copy_casts_as_torch_does(
         {"p": zeros(4, 12, dtype=target)},
         lambda loaded, params: params["p"].copy_(loaded["w"][2:6, 5:17]),
         lead_bytes=lead_bytes,
+    )
+
+
+def test_rounding_on_the_way_is_kept() -> None:
+    check(
+        {"w": arange(8, 24) / 7},
+        {"p": zeros(8, 24), "q": zeros(8, 24).double(), "r": zeros(8, 24)},
+        lambda loaded, params: (
+            params["p"].copy_(loaded["w"].to(torch.bfloat16).to(torch.float32)),
+            params["q"].copy_(loaded["w"].to(torch.bfloat16)),
+            params["r"].copy_(loaded["w"].int().float()),
+        ),
     )
