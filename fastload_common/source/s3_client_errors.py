@@ -130,6 +130,9 @@ def _other_error(error: Exception, asked: str, facts: dict[str, Any]) -> Fastloa
                 **facts,
             )
         return SourceUnavailableError(f"TLS failed: could not {asked}: {_said(error)}", **facts)
+    if isinstance(error, e.HTTPClientError) and not _is_network(_inner(error)):
+        # Such as a header that cannot be sent: asking again changes nothing.
+        return SourceError(f"the request could not be made: could not {asked}", **facts)
     network = (e.ConnectionError, e.HTTPClientError, e.IncompleteReadError)
     if isinstance(error, network):
         return SourceUnavailableError(
@@ -160,10 +163,26 @@ def _other_error(error: Exception, asked: str, facts: dict[str, Any]) -> Fastloa
     return SourceError(f"could not {asked}: {_said(error)}", **facts)
 
 
+def _inner(error: Exception) -> Exception:
+    """What botocore wrapped, or the error itself."""
+    inner = getattr(error, "kwargs", {}).get("error")
+    return inner if isinstance(inner, Exception) else error
+
+
+def _is_network(error: Exception) -> bool:
+    """Whether it is of a kind whose text holds hosts, numbers and reasons, and no headers."""
+    from botocore.exceptions import BotoCoreError
+    from urllib3.exceptions import HTTPError
+
+    return isinstance(error, OSError | HTTPError | BotoCoreError)
+
+
 def _said(error: Exception) -> str:
     """The error's own words, without URLs' queries and Python objects, and not too many."""
-    inner = getattr(error, "kwargs", {}).get("error")
-    text = str(inner if isinstance(inner, Exception) else error)
-    text = re.sub(r"<[^<>]* object at 0x[0-9a-f]+>:?\s*", "", text)
+    inner = _inner(error)
+    if inner is not error and not _is_network(inner):
+        return f"{type(error).__name__}: {type(inner).__name__}"
+    text = re.sub(r"<[^<>]* object at 0x[0-9a-f]+>:?\s*", "", str(inner))
     text = re.sub(r"\?[^\s\"')]*", "", text)
+    text = re.sub(r"://[^\s\"']*@", "://***@", text)
     return f"{type(error).__name__}: {' '.join(text.split())[:300]}"

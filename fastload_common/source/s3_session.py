@@ -29,6 +29,7 @@ from fastload_common.source.proxies import find_proxy, proxy_url
 from fastload_common.source.range_reply import if_match, range_header
 from fastload_common.source.retries import wait_or_raise
 from fastload_common.source.s3_client_errors import client_error, fault_of
+from fastload_common.source.s3_credentials import check_sendable
 from fastload_common.source.s3_errors import S3Fault, is_expired_token
 from fastload_common.source.s3_process_state import ProcessState
 from fastload_common.source.s3_target import S3Target, SignedGet
@@ -106,8 +107,9 @@ class S3Session:
                 asked = asked or f"find the endpoint of {self._location.uri}"
                 try:
                     state.target = self._resolve(state)
-                except Exception as error:
-                    raise client_error(error, asked, uri=self._location.uri) from error
+                except Exception as error:  # noqa: BLE001  (raised again, mapped)
+                    # Without the cause: what it says may hold headers, and an endpoint's password.
+                    raise client_error(error, asked, uri=self._location.uri) from None
                 _LOG.info(
                     "%s: endpoint %s, region %s, %s addressing, credentials: %s",
                     self._location.uri,
@@ -225,12 +227,12 @@ class S3Session:
             with state.lock:
                 client = self._client(state)
             return dict(getattr(client, operation)(Bucket=self._location.bucket, **parameters))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (raised again, mapped)
             fault = fault_of(error)
             if fault is not None and self.renew_for(fault, target, renewed):
-                raise _RenewedError from error
+                raise _RenewedError from None
             facts = target.facts()
-            raise client_error(error, asked, uri=self._location.uri, **facts) from error
+            raise client_error(error, asked, uri=self._location.uri, **facts) from None
 
     def _client(self, state: ProcessState) -> Any:
         """The client of this process; the caller holds the lock."""
@@ -270,6 +272,8 @@ class S3Session:
         """Let botocore prepare a GET, and read off where it goes; the caller holds the lock."""
         client = self._client(state)
         bucket = self._location.bucket
+        if not self._settings.anonymous and (found := state.session.get_credentials()) is not None:
+            check_sendable(found.get_frozen_credentials(), found.method, uri=self._location.uri)
         client.get_object(Bucket=bucket, Key=_PROBE_KEY)
         request = state.local.request
         url = urlsplit(request.url)
@@ -308,9 +312,11 @@ class S3Session:
                 self._client(state)
                 credentials = state.session.get_credentials()
             # Outside the lock: this may ask a token service; botocore lets one thread do it.
-            return credentials.get_frozen_credentials()
-        except Exception as error:
-            raise client_error(error, asked, uri=self._location.uri, **target.facts()) from error
+            frozen = credentials.get_frozen_credentials()
+        except Exception as error:  # noqa: BLE001  (raised again, mapped)
+            raise client_error(error, asked, uri=self._location.uri, **target.facts()) from None
+        check_sendable(frozen, credentials.method, uri=self._location.uri, **target.facts())
+        return frozen
 
     def _method(self, state: ProcessState) -> str:
         if self._settings.anonymous:
