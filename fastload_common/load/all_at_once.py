@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,11 +17,13 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 _SHOWN_ERRORS = 20
+# A signal that comes just before a thread blocks does not wake it.
+_SIGNAL_POLL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    error: Exception
+    error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +40,17 @@ def all_at_once(
     damaged file at once. After any other error no further item is begun: a store that does not
     answer one request will hardly answer the rest.
 
+    What interrupts the caller (Ctrl-C, a signal handler's `SystemExit`) leaves at once: no further
+    item is begun, and calls that are blocked are left to their threads, which keep neither the
+    caller nor the interpreter from ending.
+
     Returns:
         The results in the order of the items.
 
     Raises:
         FastloadError: the only one, or one that stands for all (see `one_error`).
-        Exception: the first error that is none of ours (a fault of the program), as it is.
+        BaseException: the first error that is none of ours (a fault of the program), as it is.
     """
-    if not items:
-        return []
     stop = threading.Event()
 
     def guarded(item: _Item) -> _Result | _Failed | _NotBegun:
@@ -59,18 +64,62 @@ def all_at_once(
             stop.set()
             return _Failed(error)
 
-    if len(items) == 1 or threads == 1:
+    if len(items) <= 1 or threads == 1:
         outcomes = [guarded(item) for item in items]
     else:
-        with ThreadPoolExecutor(min(threads, len(items)), "fastload-open") as pool:
-            outcomes = list(pool.map(guarded, items))
+        try:
+            outcomes = _in_threads(guarded, items, threads)
+        except BaseException:
+            stop.set()
+            raise
     errors = [outcome.error for outcome in outcomes if isinstance(outcome, _Failed)]
     if errors:
         raise one_error(errors)
     return [outcome for outcome in outcomes if not isinstance(outcome, _Failed | _NotBegun)]
 
 
-def one_error(errors: Sequence[Exception]) -> Exception:
+def _in_threads(
+    call: Callable[[_Item], _Result | _Failed | _NotBegun], items: Sequence[_Item], threads: int
+) -> list[_Result | _Failed | _NotBegun]:
+    """The outcomes in the order of the items. Daemon threads: an executor's would be joined."""
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[int, _Result | _Failed | _NotBegun]] = queue.SimpleQueue()
+    for number in range(len(items)):
+        waiting.put(number)
+
+    def work() -> None:
+        while True:
+            try:
+                number = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                outcome = call(items[number])
+            except BaseException as error:  # noqa: BLE001 - raised again by the caller
+                outcome = _Failed(error)
+            done.put((number, outcome))
+
+    started: list[threading.Thread] = []
+    for number in range(min(threads, len(items))):
+        thread = threading.Thread(target=work, name=f"fastload-open-{number}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the limit of threads: those that run do the work
+            if not started:
+                raise
+            break
+        started.append(thread)
+    outcomes: dict[int, _Result | _Failed | _NotBegun] = {}
+    while len(outcomes) < len(items):
+        with contextlib.suppress(queue.Empty):
+            number, outcome = done.get(timeout=_SIGNAL_POLL_S)
+            outcomes[number] = outcome
+    for thread in started:
+        thread.join()
+    return [outcomes[number] for number in range(len(items))]
+
+
+def one_error(errors: Sequence[BaseException]) -> BaseException:
     """Make one error of several: of their nearest common class, naming every one.
 
     The several are its ``__cause__``, as an `ExceptionGroup`.

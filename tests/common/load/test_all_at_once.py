@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -69,6 +72,44 @@ def test_fault_of_the_program_comes_through_as_it_is() -> None:
 
     with pytest.raises(KeyError, match="bug"):
         all_at_once(check, [0, 1], threads=1)
+
+
+INTERRUPTED = """
+import signal, sys, threading
+from fastload_common.load.all_at_once import all_at_once
+
+def leave(*_):
+    raise SystemExit(7)
+
+number = getattr(signal, sys.argv[1])
+if number == signal.SIGTERM:
+    signal.signal(number, leave)
+main = threading.main_thread().ident
+together = threading.Barrier(4)
+
+def stalled_read(item):
+    if together.wait() == 0:
+        signal.pthread_kill(main, number)
+    threading.Event().wait()
+
+all_at_once(stalled_read, range(8), threads=4)
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", -signal.SIGINT), ("SIGTERM", 7)])
+def test_an_interrupt_does_not_wait_for_reads_that_are_blocked(name: str, code: int) -> None:
+    """Neither the call nor the interpreter's end does; a store may be silent for minutes."""
+    command = [sys.executable, "-c", INTERRUPTED, name]
+    ended = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert ended.returncode == code, ended.stderr
+
+
+def test_a_thread_that_is_asked_to_end_is_no_hang() -> None:
+    def leave(item: int) -> None:
+        raise SystemExit(item)
+
+    with pytest.raises(SystemExit):
+        all_at_once(leave, [1, 2], threads=2)
 
 
 @pytest.mark.parametrize(
