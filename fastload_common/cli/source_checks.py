@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from fastload_common.cli.check import Check, Status
 from fastload_common.config import Settings, environment
-from fastload_common.errors import AccessDeniedError
+from fastload_common.errors import AccessDeniedError, ObjectMissingError
+from fastload_common.load.listing import only_listing_is_denied
 from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.units import KIB, format_size
 
@@ -107,9 +108,15 @@ def _any_object(source: ObjectSource) -> ObjectId | None:
     """An object that is not empty: the largest of a model's own level, as weights are."""
     try:
         listed = [item.object_id for item in source.list(recursive=False)]
-    except AccessDeniedError:
+    except AccessDeniedError as denied:
+        if not only_listing_is_denied(denied):
+            raise
         # Some roles may read but not list.
-        return source.stat("config.json")
+        try:
+            return source.stat("config.json")
+        except (AccessDeniedError, ObjectMissingError) as refused:
+            # A reply to HEAD has no body: what was said to the listing tells more.
+            raise denied from refused
     return max((item for item in listed if item.size_bytes), key=_size, default=None)
 
 

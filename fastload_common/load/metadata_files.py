@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from fastload_common.checkpoint.patterns import matches_any
 from fastload_common.errors import AccessDeniedError, ObjectMissingError
 from fastload_common.load.all_at_once import all_at_once
+from fastload_common.load.listing import only_listing_is_denied
 from fastload_common.source.base import ListedObject, ObjectSource
 from fastload_common.units import MIB, format_size
 
@@ -110,12 +111,15 @@ def list_or_guess(source: ObjectSource) -> Sequence[ListedObject]:
     """List the root; where that is not allowed, ask for the usual names.
 
     Raises:
-        AccessDeniedError: neither listing nor any usual name is allowed.
+        AccessDeniedError: the credentials are refused, or neither listing nor any usual name is
+            allowed.
         ObjectMissingError: no such bucket or directory.
     """
     try:
         return source.list(recursive=True)
     except AccessDeniedError as denied:
+        if not only_listing_is_denied(denied):
+            raise
         found = all_at_once(lambda key: _probe(source, key), _USUAL_NAMES, threads=16)
         listing = [item for item in found if item is not None]
         if not listing:

@@ -32,6 +32,7 @@ from fastload_common.errors import (
     SourceError,
 )
 from fastload_common.load.all_at_once import all_at_once
+from fastload_common.load.listing import only_listing_is_denied
 from fastload_common.load.phases import NoPhases, PhaseTimer
 from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.source.base import ObjectSource
@@ -131,6 +132,8 @@ class _Finder:
         try:
             listed = self.source.list(recursive=recursive)
         except AccessDeniedError as denied:
+            if not only_listing_is_denied(denied):
+                raise
             return self._find_by_name(denied)
         return self._find_listed({item.key: item.object_id for item in listed})
 

@@ -22,6 +22,7 @@ from fastload_common.cli.main import main
 from fastload_common.cli.source_checks import check_credentials
 from fastload_common.config import Settings, load_settings
 from fastload_common.staging.memory_limit import MemoryLimit
+from fastload_common.testing.fault_server import Fault, FaultServer
 from fastload_common.testing.s3_server import S3Server
 from fastload_common.units import GIB, MIB
 
@@ -81,6 +82,37 @@ def test_what_is_wrong_with_s3_fails_with_a_remedy(
     assert all(check["remedy"] for check in failed)
     # The others ran all the same.
     assert {"descriptors", "memory limit"} <= {check["name"] for check in checks}
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "remedy"),
+    [
+        (400, "ExpiredToken", "get new credentials"),
+        (403, "InvalidAccessKeyId", "is it the right endpoint?"),
+        (403, "AccessDenied", "s3:ListBucket"),
+    ],
+)
+def test_s13_what_the_listing_was_told_is_shown(
+    status: int,
+    code: str,
+    remedy: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A reply to HEAD holds no code, so asking for a name afterwards tells less."""
+    with FaultServer() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ENVKEY")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "env-secret")
+        server.script("GET", "bucket", [], then=Fault(status=status, code=code))
+        server.script("HEAD", "bucket/m/config.json", [], then=Fault(status=status))
+        assert main(["doctor", "s3://bucket/m", "--json"]) == 1
+    checks = json.loads(capsys.readouterr().out)
+    [failed] = [check for check in checks if check["status"] == "fail"]
+    assert "not allowed to list s3://bucket/m" in failed["found"]
+    assert f"code={code}" in failed["found"]
+    assert remedy in failed["remedy"]
 
 
 def test_doctor_without_a_uri_only_warns(capsys: pytest.CaptureFixture[str]) -> None:
