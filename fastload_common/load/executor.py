@@ -6,7 +6,7 @@ session for the whole load, and by the recorder for what must be read during the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -14,7 +14,7 @@ import torch
 
 from fastload_common.load.report import LoadReport
 from fastload_common.plan.planner import ALIGNMENT_BYTES, plan_reads
-from fastload_common.plan.records import Chunk, Plan
+from fastload_common.plan.records import Chunk, Plan, TensorRead
 from fastload_common.staging.placement import ChunkBytes, Placement
 from fastload_common.trace.evaluate import calls_of, leaves, value_of
 from fastload_common.trace.lazy_tensor import LazyTensor
@@ -59,20 +59,54 @@ class _Direct(_Job):
         self.placements[0].finish()
 
 
+class _Leaf:
+    """A part of the checkpoint in private memory, for all jobs of one run that compute with it."""
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+        self.users = 0
+        self._value: torch.Tensor | None = None
+
+    def take(self) -> torch.Tensor:
+        """The value; its memory is given up with the last user."""
+        value = self.placement.finish() if self._value is None else self._value
+        self.users -= 1
+        self._value = value if self.users else None
+        return value
+
+
+class _Leaves:
+    """The leaves of one run: the same part of the same tensor once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[TensorRead, torch.dtype], _Leaf] = {}
+
+    def of(self, lazies: Iterable[LazyTensor]) -> dict[int, _Leaf]:
+        """The leaves that values are computed from, by the lazy tensors' ids."""
+        found: dict[int, _Leaf] = {}
+        for lazy in lazies:
+            for key, part in leaves(lazy).items():
+                if key not in found:
+                    found[key] = self._get(part)
+                    found[key].users += 1
+        return found
+
+    def _get(self, part: LazyTensor) -> _Leaf:
+        placement = _placement(part, None)
+        return self._known.setdefault((placement.read, part.dtype), _Leaf(placement))
+
+
 class _Computed(_Job):
     """All copies from one expression: gather its leaves, compute it once, copy."""
 
-    def __init__(self, transfers: list[Transfer]) -> None:
+    def __init__(self, transfers: list[Transfer], pool: _Leaves) -> None:
         super().__init__(transfers)
-        self._leaves: dict[int, Placement] = {}
-        for transfer in transfers:
-            for key, leaf in leaves(transfer.source).items():
-                if key not in self._leaves:
-                    self._leaves[key] = _placement(leaf, None)
-        self.placements = list(self._leaves.values())
+        self._leaves = pool.of(transfer.source for transfer in transfers)
+        self.placements = _placements(self._leaves)
 
     def complete(self) -> None:
-        values = {key: placement.finish() for key, placement in self._leaves.items()}
+        values = {key: leaf.take() for key, leaf in self._leaves.items()}
+        self._leaves = {}
         calls: list[Call] = []
         for transfer in self.transfers:
             value = value_of(transfer.source, lambda leaf: values[id(leaf)])
@@ -80,25 +114,28 @@ class _Computed(_Job):
             calls += calls_of(transfer.source)
         for call in calls:
             call.outputs = None
-        self._leaves = {}
-        self.placements = []
 
 
-class _Value(_Computed):
+class _Value(_Job):
     """The value of one lazy tensor, for the trace itself."""
 
-    def __init__(self, lazy: LazyTensor) -> None:
+    def __init__(self, lazy: LazyTensor, pool: _Leaves) -> None:
         super().__init__([])
         self._lazy = lazy
-        self._leaves = {key: _placement(leaf, None) for key, leaf in leaves(lazy).items()}
-        self.placements = list(self._leaves.values())
+        self._leaves = pool.of([lazy])
+        self.placements = _placements(self._leaves)
         self.value: torch.Tensor | None = None
 
     def complete(self) -> None:
-        values = {key: placement.finish() for key, placement in self._leaves.items()}
+        values = {key: leaf.take() for key, leaf in self._leaves.items()}
+        self._leaves = {}
         self.value = value_of(self._lazy, lambda leaf: values[id(leaf)])
         for call in calls_of(self._lazy):
             call.outputs = None
+
+
+def _placements(found: dict[int, _Leaf]) -> list[Placement]:
+    return list({id(leaf): leaf.placement for leaf in found.values()}.values())
 
 
 class Executor:
@@ -130,11 +167,7 @@ class Executor:
 
     def run(self, transfers: Iterable[Transfer]) -> None:
         """Do transfers that the trace needs now; counted as settled reads."""
-        jobs = _jobs(transfers)
-        plan = self._plan(jobs)
-        self._report.settled_reads += len(jobs)
-        self._report.settled_bytes += plan.needed_bytes
-        self._execute(jobs, plan)
+        self._settle(_jobs(transfers))
 
     def run_all(self, transfers: Iterable[Transfer], on_plan: Callable[[Plan], None]) -> None:
         """Do the whole load, with its phases timed.
@@ -144,35 +177,42 @@ class Executor:
         """
         with self._report.phase("plan"):
             jobs = _jobs(transfers)
-            plan = self._plan(jobs)
+            owners = _owners(jobs)
+            plan = self._plan(owners)
         on_plan(plan)
         self._timed = True
         try:
             with self._report.phase("fetch"):
-                self._execute(jobs, plan)
+                self._execute(jobs, owners, plan)
         finally:
             self._timed = False
 
     def read(self, lazy: LazyTensor) -> torch.Tensor:
         """The value of a lazy tensor, in memory of its own."""
-        job = _Value(lazy)
-        plan = self._plan([job])
-        self._report.settled_reads += 1
-        self._report.settled_bytes += plan.needed_bytes
-        self._execute([job], plan)
+        job = _Value(lazy, _Leaves())
+        self._settle([job])
         assert job.value is not None
         return job.value
 
     def read_whole(self, lazies: list[LazyTensor]) -> list[torch.Tensor]:
         """Whole tensors, in memory of their own, fetched together (the eager way)."""
-        jobs = [_Value(lazy) for lazy in lazies]
+        pool = _Leaves()
+        jobs = [_Value(lazy, pool) for lazy in lazies]
+        owners = _owners(jobs)
         with self._report.phase("fetch"):
-            self._execute(jobs, self._plan(jobs))
+            self._execute(jobs, owners, self._plan(owners))
         return [job.value for job in jobs if job.value is not None]
 
-    def _plan(self, jobs: list[_Job] | list[_Value]) -> Plan:
+    def _settle(self, jobs: Sequence[_Job]) -> None:
+        owners = _owners(jobs)
+        plan = self._plan(owners)
+        self._report.settled_reads += len(jobs)
+        self._report.settled_bytes += plan.needed_bytes
+        self._execute(jobs, owners, plan)
+
+    def _plan(self, owners: list[_Owned]) -> Plan:
         plan = plan_reads(
-            [placement.read for job in jobs for placement in job.placements],
+            [placement.read for placement, _ in owners],
             chunk_bytes=self._chunk_bytes,
             merge_gap_bytes=self._merge_gap_bytes,
         )
@@ -184,10 +224,8 @@ class Executor:
     def _phase(self, name: str) -> AbstractContextManager[None]:
         return self._report.phase(name) if self._timed else nullcontext()
 
-    def _execute(self, jobs: list[_Job] | list[_Value], plan: Plan) -> None:
-        owners: list[tuple[_Job, Placement]] = []
+    def _execute(self, jobs: Sequence[_Job], owners: list[_Owned], plan: Plan) -> None:
         for job in jobs:
-            owners += [(job, placement) for placement in job.placements]
             job.missing = len(job.placements)
         missing = list(plan.chunk_counts)
         with torch._C.DisableTorchFunction(), torch.no_grad():
@@ -195,9 +233,9 @@ class Executor:
                 for job in jobs:
                     if not job.missing:
                         self._complete(job)
-                for (job, _), count in zip(owners, missing, strict=True):
+                for (_, waiting), count in zip(owners, missing, strict=True):
                     if not count:
-                        self._count_down(job)
+                        self._count_down(waiting)
             index = {id(chunk): k for k, chunk in enumerate(plan.chunks)}
             for filled in self._fetch(plan.chunks) if plan.chunks else ():
                 with self._phase("place"):
@@ -214,20 +252,21 @@ class Executor:
         self,
         data: ChunkBytes,
         readers: list[int],
-        owners: list[tuple[_Job, Placement]],
+        owners: list[_Owned],
         missing: list[int],
     ) -> None:
         for reader in readers:
-            job, placement = owners[reader]
+            placement, waiting = owners[reader]
             placement.take(data)
             missing[reader] -= 1
             if not missing[reader]:
-                self._count_down(job)
+                self._count_down(waiting)
 
-    def _count_down(self, job: _Job) -> None:
-        job.missing -= 1
-        if not job.missing:
-            self._complete(job)
+    def _count_down(self, waiting: list[_Job]) -> None:
+        for job in waiting:
+            job.missing -= 1
+            if not job.missing:
+                self._complete(job)
 
     def _complete(self, job: _Job) -> None:
         job.complete()
@@ -243,10 +282,23 @@ def _jobs(transfers: Iterable[Transfer]) -> list[_Job]:
         # Transfers are alive, so the ids of two of them or of their calls differ.
         key = id(node.call) if isinstance(node, ExprNode) else id(transfer)
         rows.setdefault(key, []).append(transfer)
+    pool = _Leaves()
     return [
-        _Computed(group) if isinstance(group[0].source.node, ExprNode) else _Direct(group[0])
+        _Computed(group, pool) if isinstance(group[0].source.node, ExprNode) else _Direct(group[0])
         for group in rows.values()
     ]
+
+
+_Owned = tuple[Placement, list[_Job]]
+
+
+def _owners(jobs: Sequence[_Job]) -> list[_Owned]:
+    """Each placement with the jobs that wait for it, in the order of the jobs."""
+    found: dict[int, _Owned] = {}
+    for job in jobs:
+        for placement in job.placements:
+            found.setdefault(id(placement), (placement, []))[1].append(job)
+    return list(found.values())
 
 
 def _placement(lazy: LazyTensor, destination: torch.Tensor | None) -> Placement:

@@ -176,11 +176,13 @@ class LoadSession:
         try:
             with self.report.phase("trace"):
                 result = self._trace(recorder, consume)
+            self._current = None  # which tensor a later error is about is not known
             self._place_all(recorder)
         except Exception as error:
             if isinstance(error, FastloadError) and not isinstance(error, TraceError):
                 raise
-            reason = self._untraceable(error)
+            reason = self._untraceable(error, recorder)
+            recorder.close()
             return self._load_eagerly(consume, reason)
         with self.report.phase("finish"):
             self._finish(recorder, model)
@@ -291,6 +293,7 @@ class LoadSession:
     def _finish(self, recorder: Recorder, model: torch.nn.Module | None) -> None:
         if model is not None:
             replace_lazy_attributes(model)
+        recorder.ledger.close()
         if recorder.leaked():
             gc.collect()
         for node in recorder.leaked():
@@ -299,16 +302,23 @@ class LoadSession:
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
 
-    def _untraceable(self, error: Exception) -> str:
+    def _untraceable(self, error: Exception, recorder: Recorder) -> str:
         """Decide whether reading eagerly can help; raises the error, explained, if not."""
         entry = self._current
-        if entry is None:
-            raise error
-        if isinstance(error, _MISFITS):
+        if entry is None and self.report.tensors == 0:
+            raise error  # before the first tensor: not about tensors at all
+        if entry is not None and isinstance(error, _MISFITS) and not isinstance(error, TraceError):
             raise self._misfit(entry, error) from error
+        where = f"at tensor {entry.name!r}" if entry else "while its copies were done"
+        if recorder.changed_by is not None:
+            raise TraceError(
+                f"load_weights could not be traced ({where}: {type(error).__name__}: {error}), and "
+                f"cannot be run again since it changed parameters ({recorder.changed_by})",
+                hint="set FASTLOAD_TRACE=eager for this model",
+            ) from error
         logger.warning(
-            "load_weights could not be traced (at tensor %r: %s: %s); reading eagerly instead",
-            entry.name,
+            "load_weights could not be traced (%s: %s: %s); reading eagerly instead",
+            where,
             type(error).__name__,
             error,
         )

@@ -30,14 +30,16 @@ def plan_reads(reads: Sequence[TensorRead], *, chunk_bytes: int, merge_gap_bytes
     if chunk_bytes % ALIGNMENT_BYTES or chunk_bytes <= 0:
         raise ValueError(f"chunk_bytes must be a multiple of {ALIGNMENT_BYTES}: {chunk_bytes}")
     by_object: dict[ObjectId, list[_Wanted]] = {}
+    # Gaps below the alignment are always merged: a chunk may begin that much earlier.
+    gap_bytes = max(merge_gap_bytes, ALIGNMENT_BYTES - 1)
     for index, read in enumerate(reads):
-        ranges = extents(read, merge_gap_bytes=merge_gap_bytes)
+        ranges = extents(read, merge_gap_bytes=gap_bytes)
         if ranges:
             by_object.setdefault(read.object_id, []).append(_Wanted(index, read, ranges))
     chunk_counts = [0] * len(reads)
     planned: list[tuple[Chunk, list[int]]] = []
     for object_id, wanted in by_object.items():
-        planned += _plan_object(object_id, wanted, chunk_bytes, merge_gap_bytes)
+        planned += _plan_object(object_id, wanted, chunk_bytes, gap_bytes)
     planned.sort(key=lambda row: row[1][0])  # by who wants it first
     for _, readers in planned:
         for index in readers:
@@ -58,11 +60,9 @@ class _Wanted(NamedTuple):
 
 
 def _plan_object(
-    object_id: ObjectId, wanted: list[_Wanted], chunk_bytes: int, merge_gap_bytes: int
+    object_id: ObjectId, wanted: list[_Wanted], chunk_bytes: int, gap_bytes: int
 ) -> list[tuple[Chunk, list[int]]]:
     """The chunks of one object, each with the indices of its readers in ascending order."""
-    # Gaps below the alignment are always merged: a chunk may begin that much earlier.
-    gap_bytes = max(merge_gap_bytes, ALIGNMENT_BYTES - 1)
     spans = _cut(merge([span for row in wanted for span in row.ranges], gap_bytes), chunk_bytes)
     starts = [start for start, _ in spans]
     readers: list[list[int]] = [[] for _ in spans]

@@ -114,10 +114,14 @@ class Placement:
         sizes, strides, _ = read.view
         if self._raw is not None:
             value = self._raw.view(self._dtype).as_strided(sizes, strides, 0)
-            self._raw = None
-            return value if self._own else self._target().copy_(value)
-        target = self._target()
-        return target.as_strided(sizes, strides, 0) if self._own else target
+            target = value if self._own else self._target().copy_(value)
+        else:
+            target = self._target()
+            if self._own:
+                target = target.as_strided(sizes, strides, 0)
+        # Private memory is the caller's now.
+        self._raw = self._at = self._destination = None
+        return target
 
     def _target(self) -> torch.Tensor:
         if self._destination is None:

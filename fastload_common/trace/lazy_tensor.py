@@ -6,6 +6,7 @@ reads it. All decisions are the recorder's; this class only brings torch's calls
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NoReturn
 
 import torch
@@ -119,10 +120,10 @@ class LazyTensor(torch.Tensor):
         return self.materialize().__dlpack__(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
-        return self.materialize().clone()
+        return copy.deepcopy(self.materialize(), memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.materialize().clone().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        return self.materialize().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def __format__(self, spec: str) -> str:
         return self.item().__format__(spec) if self.dim() == 0 else repr(self)
@@ -138,7 +139,9 @@ def restrided(value: torch.Tensor, like: LazyTensor) -> torch.Tensor:
     """The part of a node's dense value that a lazy tensor over that node shows; no copy."""
     if value.dtype != like.dtype:
         # Bit casts were made of dense values only (`Tensor.view(dtype)` demands it).
-        value = value.as_strided((value.numel(),), (1,), value.storage_offset()).view(like.dtype)
+        whole_bytes = value.nbytes - value.nbytes % like.dtype.itemsize
+        count = whole_bytes // value.element_size()
+        value = value.as_strided((count,), (1,), value.storage_offset()).view(like.dtype)
     sizes, strides, offset = like.view_in_node
     return value.as_strided(sizes, strides, value.storage_offset() + offset)
 

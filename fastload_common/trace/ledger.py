@@ -40,6 +40,7 @@ class Ledger:
     def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
         self._transfers: list[Transfer] = []
+        self._done_count = 0
         self._exposed: dict[int, torch.Tensor] = {}
         self.pending = PendingWrites()
         self.recorded_count = 0
@@ -60,6 +61,12 @@ class Ledger:
         self.recorded_count += 1
         if transfer.key in self._exposed:
             self.settle([transfer])
+
+    def close(self) -> None:
+        """Forget everything; nothing is recorded any more."""
+        self._transfers = []
+        self._exposed = {}
+        self.pending = PendingWrites()
 
     def expose(self, tensor: torch.Tensor) -> None:
         """Somebody knows the address of a tensor's memory: fill it now, and from now on at once.
@@ -100,8 +107,11 @@ class Ledger:
         self.pending.discard(transfers)
         for transfer in transfers:
             transfer.done = True
-        if len(transfers) > len(self._transfers) // 2:
+        # They keep tensors alive: dropped when they are half of the list, in one go.
+        self._done_count += len(transfers)
+        if self._done_count > len(self._transfers) // 2:
             self._transfers = self.transfers
+            self._done_count = 0
 
     def _supersede(self, earlier: list[Transfer], transfer: Transfer) -> None:
         """Drop what a new transfer overwrites as a whole; do what it overwrites in part."""

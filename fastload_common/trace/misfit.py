@@ -10,7 +10,10 @@ from fastload_common.trace.nodes import FileNode, Node
 
 __all__ = ["MISFIT_HINT", "ComputedGeometryError", "GeometryError", "entry_fields", "misfit"]
 
-MISFIT_HINT = "check that config.json and the weights belong to the same model"
+MISFIT_HINT = (
+    "check that config.json and the weights belong to the same model; if they do, try "
+    "FASTLOAD_TRACE=eager"
+)
 
 
 class GeometryError(TensorMismatchError, RuntimeError, IndexError):

@@ -17,6 +17,8 @@ __all__ = ["DispatchMode", "FunctionMode"]
 class SeesOperations(Protocol):
     """The recorder, as the modes know it."""
 
+    changed_by: str | None
+
     def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Do one operation, or record it."""
         ...
@@ -87,12 +89,18 @@ class FunctionMode(TorchFunctionMode):
                     with torch._C._DisableTorchDispatch():
                         return func(*args, **kwargs) if kwargs else func(*args)
             elif func is _COPY:
-                if not kwargs and type(args[1]) is LazyTensor and _is_plain(first):
+                if (
+                    not kwargs
+                    and type(args[1]) is LazyTensor
+                    and _is_plain(first)
+                    and not (first.requires_grad and torch.is_grad_enabled())
+                ):
                     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
                         return self._recorder.record_copy(first, args[1])
             elif func == _SET_DATA:
                 if type(first) is LazyTensor:
                     raise TraceError("a loaded tensor is given other memory")
+                self._recorder.changed_by = self._recorder.changed_by or "param.data = ..."
                 if type(args[1]) is LazyTensor:
                     # The parameter takes over the loaded tensor itself: it must be a real one.
                     args = (first, args[1].materialize())

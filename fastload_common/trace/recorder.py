@@ -55,6 +55,8 @@ class Recorder:
     Attributes:
         ledger: what is recorded.
         eager_ops: operations that had to read at once, by name.
+        changed_by: an operation that changed a real tensor depending on its old value, if there
+            was one: `load_weights` must then not run a second time.
     """
 
     def __init__(self, resolver: Resolver) -> None:
@@ -63,6 +65,7 @@ class Recorder:
         self._lock = threading.RLock()
         self._nodes: list[weakref.ref[Node]] = []
         self._closed = False
+        self.changed_by: str | None = None
         self.eager_ops: dict[str, int] = {}
 
     def lazy(self, entry: TensorEntry) -> LazyTensor:
@@ -121,6 +124,8 @@ class Recorder:
                 if result is not None:
                     return result
         lazies = [v for v in flat_arguments(args, kwargs) if type(v) is LazyTensor]
+        if effect is Effect.WRITE and type(first) is not LazyTensor and func not in _OVERWRITES:
+            self.changed_by = self.changed_by or str(func)
         if not lazies:
             if self.ledger.pending and func not in READS_NO_VALUES:
                 with self._lock, torch._C.DisableTorchFunction():
@@ -172,9 +177,13 @@ class Recorder:
         transfers = self.ledger.pending.overlapping(value)
         if len(transfers) == 1:
             [transfer] = transfers
-            same = destination_view(value) == transfer.view
-            if same and transfer.destination.dtype == value.dtype:
-                source = transfer.source
+            source = transfer.source
+            view = destination_view(value)
+            if (
+                view == transfer.view
+                and view.strides == source.view_in_node.strides
+                and transfer.destination.dtype == value.dtype
+            ):
                 if (source.dtype, source.device) == (value.dtype, value.device):
                     return source
                 to_copy = {"dtype": value.dtype, "device": value.device}
@@ -308,7 +317,8 @@ class Recorder:
                         "a tensor of the checkpoint was used after its load had ended",
                         hint="set FASTLOAD_TRACE=eager, and report which model does this",
                     )
-                node.real = self._resolver.read(LazyTensor(node, node.sizes, node.strides))
+                with torch.inference_mode(False):  # it may be used outside of it later
+                    node.real = self._resolver.read(LazyTensor(node, node.sizes, node.strides))
 
     def _value(self, lazy: LazyTensor) -> torch.Tensor:
         node = lazy.node
@@ -324,7 +334,8 @@ class Recorder:
         node = lazy.node
         if node.real is not None:
             return
-        if covers and lazy.numel() == math.prod(node.sizes) and 0 not in lazy.stride():
+        view = lazy.view_in_node
+        if covers and view.numel == view.span == math.prod(node.sizes):
             node.real = torch.empty_strided(
                 node.sizes, node.strides, dtype=node.dtype, device=node.device
             )

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from fastload_common.config import Settings
+from fastload_common.config import Settings, load_settings
 from fastload_common.source.base import ObjectSource
 from fastload_common.source.registry import open_source
 from fastload_common.testing.s3_server import S3Server
@@ -52,3 +54,23 @@ def make_source(
     yield make
     for source in opened:
         source.close()
+
+
+@pytest.fixture
+def tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        f"layers.{k}.weight": torch.randn(30 + k, 16, generator=generator).to(torch.bfloat16)
+        for k in range(12)
+    }
+
+
+@pytest.fixture
+def directory(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    save_file(tensors, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return load_settings({"progress": "off", "chunk_bytes": "64KiB", "memory_bytes": "1MiB"}, {})

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,78 +16,10 @@ from fastload_common.errors import (
     DeadlineError,
     NoWeightsError,
     TensorMismatchError,
-    TraceError,
 )
 from fastload_common.load.session import LoadSession, RankPlace, WeightSource
 from fastload_common.testing.fake_clock import FakeClock
-
-Weights = Iterable[tuple[str, torch.Tensor]]
-
-
-@pytest.fixture
-def tensors() -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return {
-        f"layers.{k}.weight": torch.randn(30 + k, 16, generator=generator).to(torch.bfloat16)
-        for k in range(12)
-    }
-
-
-@pytest.fixture
-def directory(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> Path:
-    save_file(tensors, tmp_path / "model.safetensors")
-    return tmp_path
-
-
-@pytest.fixture
-def settings() -> Settings:
-    return load_settings({"progress": "off", "chunk_bytes": "64KiB", "memory_bytes": "1MiB"}, {})
-
-
-class Model(torch.nn.Module):
-    """Parameters for the tensors of a checkpoint, and a loader like the engines'."""
-
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
-        super().__init__()
-        self.rows = torch.nn.ParameterDict(
-            {
-                name.replace(".", "_"): torch.nn.Parameter(
-                    torch.full_like(value, 7), requires_grad=False
-                )
-                for name, value in tensors.items()
-            }
-        )
-
-    def parameter(self, name: str) -> torch.nn.Parameter:
-        param: torch.nn.Parameter = self.rows[name.replace(".", "_")]
-        return param
-
-    def load_weights(self, weights: Weights) -> set[str]:
-        loaded = set()
-        for name, weight in weights:
-            param = self.parameter(name)
-            assert param.shape == weight.shape, f"{name}: {param.shape} != {weight.shape}"
-            param.data.copy_(weight)
-            loaded.add(name)
-        return loaded
-
-    def holds(self, tensors: dict[str, torch.Tensor]) -> bool:
-        return all(torch.equal(self.parameter(name), value) for name, value in tensors.items())
-
-    def untouched(self, tensors: dict[str, torch.Tensor]) -> bool:
-        return all(bool((self.parameter(name) == 7).all()) for name in tensors)
-
-
-def load(
-    directory: Path,
-    settings: Settings,
-    model: Model,
-    consume: Callable[[Weights], object] | None = None,
-    **options: str | None,
-) -> LoadSession:
-    with LoadSession([WeightSource(str(directory))], settings) as session:
-        session.load(model, consume or model.load_weights, **options)
-    return session
+from tests.common.load.session_harness import Model, Weights, load
 
 
 def test_a_load_fills_the_model_and_tells_what_it_did(
@@ -174,107 +104,6 @@ def test_a_tensor_that_the_model_does_not_know_is_named(
         load(directory, settings, Model(known))
 
 
-def test_what_lazy_tensors_cannot_do_is_done_with_real_ones(
-    directory: Path,
-    settings: Settings,
-    tensors: dict[str, torch.Tensor],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    model = Model(tensors)
-
-    def picky(weights: Weights) -> None:
-        for name, weight in weights:
-            if type(weight) is not torch.Tensor:
-                raise TypeError("a kernel that wants a plain tensor")
-            model.parameter(name).data.copy_(weight)
-
-    session = load(directory, settings, model, picky)
-    assert model.holds(tensors)
-    assert session.report.eager_reason == "not traceable: TypeError"
-    assert "could not be traced" in caplog.text
-
-
-def test_a_shape_changed_in_place_is_read_eagerly(
-    directory: Path, settings: Settings, tensors: dict[str, torch.Tensor]
-) -> None:
-    model = Model(tensors)
-
-    def transposing(weights: Weights) -> None:
-        for name, weight in weights:
-            weight.t_()
-            model.parameter(name).data.copy_(weight.t())
-
-    session = load(directory, settings, model, transposing)
-    assert model.holds(tensors)
-    assert session.report.eager_reason is not None
-
-
-def test_inference_mode_switched_on_for_each_tensor(
-    directory: Path, settings: Settings, tensors: dict[str, torch.Tensor]
-) -> None:
-    """torch forbids views of a tensor from outside; then the tensors are real ones."""
-    model = Model(tensors)
-
-    def switching(weights: Weights) -> None:
-        for name, weight in weights:
-            with torch.inference_mode():
-                model.parameter(name).data.copy_(weight.t().t())
-
-    load(directory, settings, model, switching)
-    assert model.holds(tensors)
-
-
-def test_weight_loaders_in_a_thread_pool(
-    directory: Path, settings: Settings, tensors: dict[str, torch.Tensor]
-) -> None:
-    """Some models submit each tensor to a pool and go on."""
-    model = Model(tensors)
-
-    def pooling(weights: Weights) -> None:
-        with ThreadPoolExecutor(4) as pool:
-            jobs = [
-                pool.submit(model.parameter(name).data.copy_, weight) for name, weight in weights
-            ]
-        for job in jobs:
-            job.result()
-
-    session = load(directory, settings, model, pooling)
-    assert model.holds(tensors)
-    assert session.report.eager_reason is None
-
-
-def test_nothing_in_the_model_stays_lazy(
-    directory: Path, settings: Settings, tensors: dict[str, torch.Tensor]
-) -> None:
-    model = Model(tensors)
-    kept: dict[str, torch.Tensor] = {}
-
-    def keeping(weights: Weights) -> None:
-        for name, weight in weights:
-            if name == "layers.0.weight":
-                model.plain = weight
-            elif name == "layers.1.weight":
-                model.taken = torch.nn.Parameter(weight, requires_grad=False)
-            elif name == "layers.2.weight":
-                model.register_buffer("buffer", weight[:3])
-            elif name == "layers.3.weight":
-                kept["itself"] = weight
-                kept["computed"] = (weight * 3)[1:]
-            else:
-                model.parameter(name).data.copy_(weight)
-
-    load(directory, settings, model, keeping)
-    assert type(model.plain) is torch.Tensor
-    assert torch.equal(model.plain, tensors["layers.0.weight"])
-    assert type(model.taken) is torch.nn.Parameter
-    assert torch.equal(model.taken, tensors["layers.1.weight"])
-    assert type(model.buffer) is torch.Tensor
-    assert torch.equal(model.buffer, tensors["layers.2.weight"][:3])
-    # Outside the modules it is still a lazy tensor, with its value behind it.
-    assert torch.equal(kept["itself"] * 2, tensors["layers.3.weight"] * 2)
-    assert torch.equal(kept["computed"] + 0, (tensors["layers.3.weight"] * 3)[1:])
-
-
 def test_several_sources_with_prefixes(tmp_path: Path, settings: Settings) -> None:
     parts = {}
     for part in ("text", "vision"):
@@ -332,19 +161,3 @@ def test_the_deadline_covers_the_trace(directory: Path, tensors: dict[str, torch
     ):
         session.load(model, slow)
     assert model.untouched(tensors)
-
-
-def test_a_lazy_tensor_used_too_late_says_so(
-    directory: Path, settings: Settings, tensors: dict[str, torch.Tensor]
-) -> None:
-    kept: list[torch.Tensor] = []
-    model = Model(tensors)
-
-    def failing(weights: Weights) -> None:
-        kept.append(next(iter(weights))[1])
-        raise AssertionError("no")
-
-    with pytest.raises(TensorMismatchError):
-        load(directory, settings, model, failing)
-    with pytest.raises(TraceError, match="after its load"):
-        kept[0].sum()

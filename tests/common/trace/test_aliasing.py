@@ -74,6 +74,34 @@ def a_copy_is_made_of_a_parameter(loaded: Tensors, params: Tensors) -> None:
     params["p"].copy_(pickle.loads(pickle.dumps(params["q"])) * 2)
 
 
+def copies_share_what_the_originals_share(loaded: Tensors, params: Tensors) -> None:
+    both = copy.deepcopy({"whole": loaded["w"], "part": loaded["w"][2:4]})
+    both["part"].zero_()
+    params["p"].copy_(both["whole"])
+    shown = copy.copy(loaded["u"])
+    loaded["u"][0].zero_()
+    params["q"].copy_(shown)
+
+
+def a_part_of_an_odd_tensor_is_cast(loaded: Tensors, params: Tensors) -> None:
+    clone = loaded["odd"].clone()
+    loaded["odd"].sum().item()
+    params["p"][0, :2].copy_(loaded["odd"][0:8].view(torch.float32))
+    params["p"][1, :2].copy_(clone[0:8].view(torch.float32))
+
+
+def a_parameter_stands_for_a_transposed_source(loaded: Tensors, params: Tensors) -> None:
+    square = torch.zeros(4, 4)
+    square.copy_(loaded["w"][:4].t())
+    params["p"].view(-1)[:16].copy_((square * 2).view(-1))
+    params["q"][0, 0] = float(square.clone().is_contiguous())
+
+
+def an_overlapping_view_is_filled(loaded: Tensors, params: Tensors) -> None:
+    loaded["w"].as_strided((8, 4), (3, 1)).fill_(5)
+    params["p"].copy_(loaded["w"])
+
+
 def numpy_of_a_parameter_taken_before(loaded: Tensors, params: Tensors) -> None:
     seen = params["p"].numpy()
     params["p"].copy_(loaded["w"])
@@ -111,6 +139,10 @@ CASES: tuple[Callable[[Tensors, Tensors], None], ...] = (
     two_parameters_are_swapped,
     a_clone_is_changed_and_so_is_its_source,
     a_copy_is_made_of_a_parameter,
+    copies_share_what_the_originals_share,
+    a_part_of_an_odd_tensor_is_cast,
+    a_parameter_stands_for_a_transposed_source,
+    an_overlapping_view_is_filled,
     numpy_of_a_parameter_taken_before,
     the_default_dtype_changes,
     sums_depend_on_the_layout,
@@ -125,6 +157,7 @@ def test_as_with_real_tensors(case: Callable[[Tensors, Tensors], None], lead_byt
     tensors = {
         "w": arange(8, 4),
         "u": arange(8, 4, start=100),
+        "odd": torch.arange(9, dtype=torch.uint8),
         "i": arange(8, 4, dtype=torch.int32),
         "c": torch.complex(arange(8, 4), arange(8, 4, start=50)),
         "big": torch.randn(333, 517, generator=generator),
