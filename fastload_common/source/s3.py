@@ -16,7 +16,6 @@ from fastload_common.config import Settings
 from fastload_common.errors import FastloadError, ObjectMissingError, SourceError
 from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.source.base import ListedObject, Receiver, SourceDescription
-from fastload_common.source.retries import wait_or_raise
 from fastload_common.source.s3_receiver import S3Receiver
 from fastload_common.source.s3_session import S3Session
 from fastload_common.source.uri import S3Location
@@ -126,7 +125,8 @@ class S3Source:
     def _read_into(self, object_id: ObjectId, byte_range: ByteRange, view: memoryview) -> None:
         """Read with retries, each for the missing bytes only, on connections that are kept."""
         done_bytes = 0
-        for attempt in range(1, self._settings.max_attempts + 1):
+        attempts = self._session.small_calls.begin(f"read {object_id.uri}")
+        while True:
             idle = self._idle.setdefault(os.getpid(), deque())
             try:
                 receiver = idle.pop()
@@ -139,7 +139,7 @@ class S3Source:
                 receiver.close()
                 done_bytes += error.received_bytes
                 error.received_bytes = 0
-                wait_or_raise(error, attempt, self._settings.max_attempts, self._clock)
+                attempts.wait_or_raise(error)
             except BaseException:
                 receiver.close()
                 raise

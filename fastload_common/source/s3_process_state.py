@@ -24,6 +24,7 @@ class ProcessState:
         self.lock = threading.RLock()
         self.session: Any = None
         self.client: Any = None
+        self.timeouts_s = (0.0, 0.0)  # the client's: connecting, silence
         self.verify: str | None = None
         self.target: S3Target | None = None
         self.tls: ssl.SSLContext | None = None

@@ -27,7 +27,7 @@ from fastload_common.source.aws_session import make_client, shared_session
 from fastload_common.source.http_message import Endpoint
 from fastload_common.source.proxies import find_proxy, proxy_url
 from fastload_common.source.range_reply import if_match, range_header
-from fastload_common.source.retries import wait_or_raise
+from fastload_common.source.retries import SmallCalls
 from fastload_common.source.s3_client_errors import client_error, fault_of
 from fastload_common.source.s3_credentials import check_sendable
 from fastload_common.source.s3_errors import S3Fault, is_expired_token
@@ -51,12 +51,15 @@ class S3Session:
         location: the bucket; its prefix only appears in messages.
         settings: timeouts, attempts, anonymous.
         clock: for the waits between attempts.
+
+    Attributes:
+        small_calls: the patience of all small calls of this source.
     """
 
     def __init__(self, location: S3Location, settings: Settings, clock: Clock) -> None:
         self._location = location
         self._settings = settings
-        self._clock = clock
+        self.small_calls = SmallCalls(settings, clock)
         self._states: dict[int, ProcessState] = {}
 
     def call(self, operation: str, asked: str, **parameters: Any) -> dict[str, Any]:
@@ -66,15 +69,14 @@ class S3Session:
             SourceError, ConfigError: mapped; ``asked`` is the message's verb phrase.
         """
         renewed: set[str] = set()
-        attempt = 1
+        attempts = self.small_calls.begin(asked)
         while True:
             try:
                 return self._call_once(operation, asked, parameters, renewed)
             except _RenewedError:
                 continue
             except FastloadError as error:
-                wait_or_raise(error, attempt, self._settings.max_attempts, self._clock)
-                attempt += 1
+                attempts.wait_or_raise(error)
 
     def pages(self, asked: str, **parameters: Any) -> Iterator[dict[str, Any]]:
         """All pages of ``list_objects_v2``, by IsTruncated and token, however few keys each has.
@@ -226,9 +228,15 @@ class S3Session:
         try:
             with state.lock:
                 client = self._client(state)
-            return dict(getattr(client, operation)(Bucket=self._location.bucket, **parameters))
+            reply = dict(getattr(client, operation)(Bucket=self._location.bucket, **parameters))
+            self.small_calls.answered = True
+            return reply
         except Exception as error:  # noqa: BLE001  (raised again, mapped)
             fault = fault_of(error)
+            if fault is None and state.timeouts_s != self.small_calls.timeouts_s():
+                # It was made for a store that had not answered yet; this one may be slow.
+                with state.lock:
+                    state.client = None
             if fault is not None and self.renew_for(fault, target, renewed):
                 raise _RenewedError from None
             facts = target.facts()
@@ -245,11 +253,12 @@ class S3Session:
                 state.session = shared_session()
             state.verify = _ca_bundle(state.session, environ.get("SSL_CERT_FILE"))
             settings = self._settings
+            state.timeouts_s = self.small_calls.timeouts_s()
             # AWS_REGION is read by every AWS tool but botocore.
             region = state.region or environ.get("AWS_REGION") or None
             config: Any = Config(
-                connect_timeout=settings.connect_timeout_s,
-                read_timeout=settings.read_timeout_s,
+                connect_timeout=state.timeouts_s[0],
+                read_timeout=state.timeouts_s[1],
                 # We retry ourselves: botocore retries what cannot help, such as bad certificates.
                 retries={"mode": "standard", "total_max_attempts": 1},
                 max_pool_connections=min(settings.concurrency, 64),

@@ -298,7 +298,7 @@ def test_s16_read_asks_for_missing_bytes_only(
     ranges = [request.headers["range"] for request in fault_server.seen("GET")]
     assert ranges == ["bytes=100-299", "bytes=170-299", "bytes=170-299"]
     assert 0 <= clock.waits_s[0] <= 0.1
-    assert clock.waits_s[1] == 1.0
+    assert 1.0 <= clock.waits_s[1] <= 1.25
     signatures = {request.headers["authorization"] for request in fault_server.seen("GET")}
     assert len(signatures) >= 2  # each is signed anew
 
