@@ -19,7 +19,7 @@ import json
 import logging
 import struct
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,13 @@ from fastload_common.load.content_store import ContentStore, Draft
 from fastload_common.load.metadata_files import (
     MODULES,
     WEIGHT_SUFFIX,
+    Listing,
     choose_metadata,
     list_or_guess,
     module_folders,
 )
 from fastload_common.load.open_model import open_checkpoint
-from fastload_common.source.base import ListedObject, ObjectSource
+from fastload_common.source.base import ObjectSource
 from fastload_common.source.registry import open_source
 
 __all__ = ["fetch_metadata", "require_configuration", "require_tokenizer"]
@@ -89,7 +90,7 @@ def fetch_metadata(
     source = open_root(uri, settings)
     try:
         listing = list_or_guess(source)
-        name = _name_of(source.root, listing, weights)
+        name = _name_of(source.root, listing, settings, weights)
         fault: OSError | None = None
         for root in cache_roots(settings, environ):
             try:
@@ -139,7 +140,7 @@ def _from_store(
     root: Path,
     settings: Settings,
     source: ObjectSource,
-    listing: Sequence[ListedObject],
+    listing: Listing,
     name: str | None,
     weights: bool,
     environ: Mapping[str, str] | None,
@@ -187,16 +188,18 @@ def _write_all(draft: Draft, files: Mapping[str, bytes]) -> None:
 
 
 def _read_all(
-    source: ObjectSource, listing: Sequence[ListedObject], settings: Settings, weights: bool
+    source: ObjectSource, listing: Listing, settings: Settings, weights: bool
 ) -> dict[str, bytes]:
     """All files of the directory, by name."""
     files: dict[str, bytes] = {}
     if weights:
-        files |= _headers_only(open_checkpoint(source, settings, prefer="auto"))
-    by_key = {item.key: item for item in listing}
+        # The state that the name stands for, whatever has become of it since: reads are pinned.
+        listed = listing.objects if listing.is_whole else None
+        files |= _headers_only(open_checkpoint(source, settings, prefer="auto", listed=listed))
+    by_key = {item.key: item for item in listing.objects}
     modules = by_key.get(MODULES)
     folders = module_folders(source.read(modules.object_id)) if modules is not None else ()
-    chosen = choose_metadata(listing, settings.ignore_patterns, folders, root=source.root)
+    chosen = choose_metadata(listing.objects, settings.ignore_patterns, folders, root=source.root)
     bodies = all_at_once(lambda item: source.read(item.object_id), chosen, threads=_THREADS)
     return files | {item.key: body for item, body in zip(chosen, bodies, strict=True)}
 
@@ -224,12 +227,14 @@ def _header_bytes(header: dict[str, Any]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _name_of(root: str, listing: Iterable[ListedObject], weights: bool) -> str | None:
-    """What this state of the root is called; None where the store cannot tell states apart."""
+def _name_of(root: str, listing: Listing, settings: Settings, weights: bool) -> str | None:
+    """What this state of the root is called; None where states cannot be told apart."""
+    if weights and not listing.is_whole:
+        return None  # the weights are not among what was found by name
     rows = []
-    for item in listing:
+    for item in listing.objects:
         if item.object_id.etag is None:
             return None
         rows.append([item.key, item.object_id.etag, item.object_id.size_bytes])
-    text = json.dumps([root, weights, sorted(rows)])
+    text = json.dumps([root, weights, settings.ignore_patterns, sorted(rows)])
     return hashlib.sha256(text.encode()).hexdigest()

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from fastload_common.checkpoint.patterns import matches_any
 from fastload_common.errors import AccessDeniedError, ObjectMissingError
@@ -14,7 +15,14 @@ from fastload_common.load.listing import only_listing_is_denied
 from fastload_common.source.base import ListedObject, ObjectSource
 from fastload_common.units import MIB, format_size
 
-__all__ = ["MODULES", "WEIGHT_SUFFIX", "choose_metadata", "list_or_guess", "module_folders"]
+__all__ = [
+    "MODULES",
+    "WEIGHT_SUFFIX",
+    "Listing",
+    "choose_metadata",
+    "list_or_guess",
+    "module_folders",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +115,20 @@ _USUAL_NAMES = (
 """Asked one by one where listing is not allowed."""
 
 
-def list_or_guess(source: ObjectSource) -> Sequence[ListedObject]:
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What stands below a root.
+
+    Attributes:
+        objects: with their states.
+        is_whole: False where only usual names were asked for; other objects may be there.
+    """
+
+    objects: Sequence[ListedObject]
+    is_whole: bool
+
+
+def list_or_guess(source: ObjectSource) -> Listing:
     """List the root; where that is not allowed, ask for the usual names.
 
     Raises:
@@ -116,20 +137,20 @@ def list_or_guess(source: ObjectSource) -> Sequence[ListedObject]:
         ObjectMissingError: no such bucket or directory.
     """
     try:
-        return source.list(recursive=True)
+        return Listing(source.list(recursive=True), is_whole=True)
     except AccessDeniedError as denied:
         if not only_listing_is_denied(denied):
             raise
         found = all_at_once(lambda key: _probe(source, key), _USUAL_NAMES, threads=16)
-        listing = [item for item in found if item is not None]
-        if not listing:
+        objects = [item for item in found if item is not None]
+        if not objects:
             raise
         logger.warning(
             "fastload: %s may not be listed (%s); only files with usual names are found",
             source.root,
             denied.what,
         )
-        return listing
+        return Listing(objects, is_whole=False)
 
 
 def _probe(source: ObjectSource, key: str) -> ListedObject | None:

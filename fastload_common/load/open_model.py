@@ -35,7 +35,7 @@ from fastload_common.load.all_at_once import all_at_once
 from fastload_common.load.listing import only_listing_is_denied
 from fastload_common.load.phases import NoPhases, PhaseTimer
 from fastload_common.ranges import ByteRange, ObjectId
-from fastload_common.source.base import ObjectSource
+from fastload_common.source.base import ListedObject, ObjectSource
 from fastload_common.source.registry import layout_hint
 from fastload_common.units import KIB, MIB
 
@@ -61,6 +61,7 @@ def open_checkpoint(
     prefer: str = "hf",
     patterns: Sequence[str] | None = None,
     select: Callable[[str], bool] | None = None,
+    listed: Sequence[ListedObject] | None = None,
     threads: int = 16,
     phases: PhaseTimer | None = None,
 ) -> Checkpoint:
@@ -72,6 +73,8 @@ def open_checkpoint(
         prefer: ``hf``, ``mistral`` or ``auto``: which set of weights, if there are two.
         patterns: an engine's own globs of weight files; they replace the index's choice of files.
         select: a further condition on keys.
+        listed: what stands below the root, folders included, where the caller has listed it: the
+            checkpoint is then of that state. Else it is listed here.
         threads: shards whose headers are read at the same time.
         phases: told of the phases ``list`` and ``headers``.
 
@@ -84,14 +87,8 @@ def open_checkpoint(
     """
     phases = phases or NoPhases()
     with phases.phase("list"):
-        found = _Finder(source, settings, prefer, patterns, select, threads).find()
-    if found.ignored:
-        _log.info(
-            "%s: %d weight files are not part of the model and not read: %s",
-            source.root,
-            len(found.ignored),
-            enumerate_some(found.ignored, limit=20),
-        )
+        found = _Finder(source, settings, prefer, patterns, select, threads).find(listed)
+    _tell_ignored(source.root, found.ignored)
     with phases.phase("headers"):
         guesses = _guess_header_bytes(found.index)
         shards = all_at_once(
@@ -104,6 +101,16 @@ def open_checkpoint(
         )
         all_at_once(lambda pair: _compare(source, pair), duplicates, threads=threads)
     return checkpoint
+
+
+def _tell_ignored(root: str, keys: Sequence[str]) -> None:
+    if keys:
+        _log.info(
+            "%s: %d weight files are not part of the model and not read: %s",
+            root,
+            len(keys),
+            enumerate_some(keys, limit=20),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +133,12 @@ class _Finder:
     select: Callable[[str], bool] | None
     threads: int
 
-    def find(self) -> _Found:
+    def find(self, listed: Sequence[ListedObject] | None) -> _Found:
         # Folders below a model can hold many objects (old checkpoints): not listed unless asked.
         recursive = any("/" in pattern or "**" in pattern for pattern in self.patterns or ())
+        if listed is not None:
+            level = {x.key: x.object_id for x in listed if recursive or "/" not in x.key}
+            return self._find_listed(level)
         try:
             listed = self.source.list(recursive=recursive)
         except AccessDeniedError as denied:
