@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from fastload_common.errors import ConfigError
-from fastload_common.units import GIB, MIB, parse_size
+from fastload_common.units import GIB, MIB, TIB, format_size, parse_size
 
 __all__ = ["ENV_PREFIX", "OPTIONS", "Option", "Settings", "environment", "load_settings"]
 
 ENV_PREFIX = "FASTLOAD_"
+
+# Larger ones are slips of the pen; the system's calls for memory and waits refuse them untyped.
+_DAY_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class Option:
         unit: ``bytes``, ``s``, ``count``, ``path``, ``flag``, ``choice``, ``patterns``.
         default: the parsed default; None means "chosen by fastload".
         meaning: one or two sentences for the reference page.
-        minimum: smallest value allowed for numbers.
+        minimum, maximum: smallest and largest value allowed for numbers.
         choices: values allowed for ``choice``.
         since: version that brought it.
     """
@@ -43,6 +46,7 @@ class Option:
     default: Any
     meaning: str
     minimum: float = 0
+    maximum: float = 0
     choices: tuple[str, ...] = ()
     since: str = "0.1"
 
@@ -58,6 +62,7 @@ OPTIONS: tuple[Option, ...] = (
         32,
         "Requests in flight for one process. More hides more latency; each takes a connection.",
         minimum=1,
+        maximum=4096,
     ),
     Option(
         "chunk_bytes",
@@ -65,6 +70,7 @@ OPTIONS: tuple[Option, ...] = (
         8 * MIB,
         "Size of one ranged request. Larger hides the first byte better, smaller spreads better.",
         minimum=64 * 1024,
+        maximum=4 * GIB,
     ),
     Option(
         "memory_bytes",
@@ -73,6 +79,7 @@ OPTIONS: tuple[Option, ...] = (
         "Host memory for staging in one process. Default: concurrency x chunk_bytes + 25 %, at "
         "most a quarter of the smallest cgroup limit, divided among the ranks of the node.",
         minimum=1 * MIB,
+        maximum=16 * TIB,
     ),
     Option(
         "merge_gap_bytes",
@@ -80,6 +87,7 @@ OPTIONS: tuple[Option, ...] = (
         1 * MIB,
         "Needed ranges closer than this become one request; the bytes between are read for nothing "
         "and reported as such.",
+        maximum=1 * TIB,
     ),
     Option(
         "max_attempts",
@@ -87,14 +95,23 @@ OPTIONS: tuple[Option, ...] = (
         10,
         "Attempts for one range before its error ends the load.",
         minimum=1,
+        maximum=1000,
     ),
-    Option("connect_timeout_s", "s", 5.0, "Longest wait for a connection.", minimum=0.001),
+    Option(
+        "connect_timeout_s",
+        "s",
+        5.0,
+        "Longest wait for a connection.",
+        minimum=0.001,
+        maximum=_DAY_S,
+    ),
     Option(
         "read_timeout_s",
         "s",
         20.0,
         "Longest silence of a connection before the range is asked again on a new one.",
         minimum=0.001,
+        maximum=_DAY_S,
     ),
     Option(
         "deadline_s",
@@ -102,6 +119,7 @@ OPTIONS: tuple[Option, ...] = (
         None,
         "Longest duration of one load as a whole; unset means no limit.",
         minimum=0.001,
+        maximum=30 * _DAY_S,
     ),
     Option(
         "trace",
@@ -129,6 +147,7 @@ OPTIONS: tuple[Option, ...] = (
         "bytes",
         2 * GIB,
         "Bound of cache_dir; the least recently used entries go first.",
+        maximum=1024 * TIB,
     ),
     Option(
         "ignore_patterns",
@@ -180,6 +199,8 @@ class Settings:
     progress: str = _BY_NAME["progress"].default
 
     def __post_init__(self) -> None:
+        for option in OPTIONS:
+            _check(option, getattr(self, option.name), shown=option.name)
         if self.memory_bytes is not None and self.memory_bytes < self.chunk_bytes:
             raise ConfigError(
                 f"memory_bytes ({self.memory_bytes}) is smaller than chunk_bytes "
@@ -231,12 +252,12 @@ def load_settings(
     return Settings(**values)
 
 
-def _find(name: str, *, shown: str, prefix: str) -> Option:
-    option = _BY_NAME.get(name)
+def _find(name: Any, *, shown: str, prefix: str) -> Option:
+    option = _BY_NAME.get(name) if isinstance(name, str) else None
     if option is not None:
         return option
     names = [option.variable if prefix else option.name for option in OPTIONS]
-    wanted = prefix + name.upper() if prefix else name
+    wanted = prefix + name.upper() if prefix else str(name)
     near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}? " if near else ""
     raise ConfigError(f"unknown setting {shown}", hint=f"{hint}valid: {', '.join(names)}")
@@ -247,19 +268,58 @@ def _parse(option: Option, value: Any, *, shown: str) -> Any:
         parsed = _convert(option, value)
     except ConfigError as error:
         raise ConfigError(f"{shown}: {error.what}", hint=error.hint) from None
-    except (TypeError, ValueError):
-        raise ConfigError(
-            f"{shown}: expected {_EXPECTED[option.unit]}, got {value!r}",
-            hint=option.meaning,
-        ) from None
-    if isinstance(parsed, int | float) and not isinstance(parsed, bool) and parsed < option.minimum:
-        raise ConfigError(
-            f"{shown}: {value!r} is below the minimum of {option.minimum:g} {option.unit}",
-            hint=option.meaning,
-        )
+    except (TypeError, ValueError, OverflowError):
+        raise _unexpected(option, value, shown) from None
+    _check(option, parsed, shown=shown)
     return parsed
 
 
+def _check(option: Option, value: Any, *, shown: str) -> None:
+    """Refuse a parsed value that the option does not allow."""
+    if value is None and option.default is None:
+        return
+    is_number = option.unit in _NUMBERS
+    fits = isinstance(value, _KINDS[option.unit]) and not (is_number and isinstance(value, bool))
+    if not fits:
+        raise _unexpected(option, value, shown)
+    if option.choices and value not in option.choices:
+        raise ConfigError(
+            f"{shown}: expected one of {', '.join(option.choices)}, got {_brief(value)}",
+            hint=option.meaning,
+        )
+    if is_number and not option.minimum <= value <= option.maximum:
+        side = "above the maximum" if value > option.maximum else "below the minimum"
+        bound = option.maximum if value > option.maximum else option.minimum
+        unit = " s" if option.unit == "s" else ""
+        text = format_size(bound) if option.unit == "bytes" else f"{bound:g}{unit}"
+        raise ConfigError(f"{shown}: {_brief(value)} is {side} of {text}", hint=option.meaning)
+
+
+def _unexpected(option: Option, value: Any, shown: str) -> ConfigError:
+    what = f"{shown}: expected {_EXPECTED[option.unit]}, got {_brief(value)}"
+    return ConfigError(what, hint=option.meaning)
+
+
+def _brief(value: Any) -> str:
+    """The value for a message, not all of it if it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of thousands of digits
+        return "a number of too many digits"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
+_SHOWN_CHARACTERS = 100
+_NUMBERS = ("bytes", "s", "count")
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "bytes": int,
+    "s": (int, float),
+    "count": int,
+    "path": Path,
+    "flag": bool,
+    "choice": str,
+    "patterns": tuple,
+}
 _EXPECTED = {
     "bytes": "a size such as 16MiB",
     "s": "a number of seconds",
@@ -292,16 +352,12 @@ def _convert(option: Option, value: Any) -> Any:
             raise ValueError
         return seconds
     if option.unit == "path":
-        if not isinstance(value, str | Path) or not str(value).strip():
+        if not isinstance(value, str | Path) or not str(value).strip() or "\0" in str(value):
             raise TypeError
         return Path(value)
     if option.unit == "flag":
         return value if isinstance(value, bool) else _flag(value)
     if option.unit == "choice":
-        if value not in option.choices:
-            raise ConfigError(
-                f"expected one of {', '.join(option.choices)}, got {value!r}", hint=option.meaning
-            )
         return value
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]

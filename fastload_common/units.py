@@ -27,7 +27,9 @@ _FACTORS = {
     "tb": 1000**4,
     "tib": TIB,
 }
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+# No size has more digits; with thousands of them Python's own conversions fail.
+_SIZE = re.compile(r"\s*(\d{1,40}(?:\.\d{1,40})?)\s*([a-zA-Z]{0,3})\s*")
+_SHOWN_CHARACTERS = 100
 
 
 def parse_size(text: str | int) -> int:
@@ -51,7 +53,8 @@ def parse_size(text: str | int) -> int:
     if unit not in _FACTORS and f"{unit}b" in _FACTORS:
         unit = f"{unit}b"
     if match is None or unit not in _FACTORS:
-        raise ConfigError(f"expected a size in bytes, got {text!r}", hint="write e.g. 16MiB")
+        got = repr(text[:_SHOWN_CHARACTERS]) + ("..." if len(text) > _SHOWN_CHARACTERS else "")
+        raise ConfigError(f"expected a size in bytes, got {got}", hint="write e.g. 16MiB")
     size_bytes = float(match.group(1)) * _FACTORS[unit]
     if "." not in match.group(1):
         return int(match.group(1)) * _FACTORS[unit]

@@ -44,6 +44,8 @@ def configuration_page() -> str:
         lines += ["", f"## `{option.name}`", "", option.meaning]
         if option.minimum:
             lines += ["", f"Smallest value: {_value(option, option.minimum)}."]
+        if option.maximum:
+            lines += ["", f"Largest value: {_value(option, option.maximum)}."]
     return "\n".join(lines) + "\n"
 
 

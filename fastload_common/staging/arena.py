@@ -17,6 +17,7 @@ import functools
 import logging
 import mmap
 import os
+import sys
 import threading
 
 from fastload_common.errors import OutOfBudgetError
@@ -75,7 +76,13 @@ class Arena:
         self.slot_count = slot_count
         # Slots start on pages, so that they can be populated and registered one by one.
         self._stride_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._fd, self._map = _map_memory(self._stride_bytes * slot_count)
+        total_bytes = self._stride_bytes * slot_count
+        if total_bytes > sys.maxsize:
+            raise OutOfBudgetError(
+                f"{slot_count} staging slots of {slot_bytes} bytes are more than can be addressed",
+                hint="lower FASTLOAD_MEMORY_BYTES",
+            )
+        self._fd, self._map = _map_memory(total_bytes)
         self._view = memoryview(self._map)
         self._changed = threading.Condition()
         self._free: list[int] = []

@@ -70,6 +70,20 @@ def test_values_are_parsed(name: str, text: Any, value: Any) -> None:
         ("concurrency", True, "expected a whole number"),
         ("concurrency", 0, "below the minimum of 1"),
         ("concurrency", -3, "below the minimum of 1"),
+        ("concurrency", 10**30, "above the maximum of 4096"),
+        ("concurrency", "9" * 5000, "expected a whole number, got '999"),
+        ("max_attempts", 10**30, "above the maximum of 1000"),
+        ("chunk_bytes", "5GiB", "above the maximum of 4.0 GiB"),
+        ("chunk_bytes", "9" * 400 + ".5", "expected a size in bytes, got '999"),
+        ("memory_bytes", 10**30, "above the maximum of 16.0 TiB"),
+        ("merge_gap_bytes", 10**30, "above the maximum"),
+        ("cache_max_bytes", 10**30, "above the maximum"),
+        ("connect_timeout_s", 1e10, "above the maximum of 86400 s"),
+        ("read_timeout_s", 1e10, "above the maximum of 86400 s"),
+        ("read_timeout_s", 10**400, "expected a number of seconds, got 1000"),
+        ("deadline_s", 1e300, "above the maximum"),
+        ("trace", ["lazy"], "expected one of the choices"),
+        ("cache_dir", "a\0b", "expected a path"),
         ("chunk_bytes", "big", "expected a size in bytes"),
         ("chunk_bytes", "1KiB", "below the minimum"),
         ("chunk_bytes", 1.5, "expected a size such as 16MiB"),
@@ -91,6 +105,34 @@ def test_ill_typed_values_name_the_setting(name: str, value: Any, message: str) 
         load_settings({name: value}, {})
     assert message in str(caught.value)
     assert f"model-loader-extra-config '{name}'" in str(caught.value)
+    assert len(caught.value.what) < 250
+
+
+def test_a_number_that_python_does_not_write_is_refused_as_well() -> None:
+    with pytest.raises(ConfigError, match="a number of too many digits is above the maximum"):
+        load_settings({"memory_bytes": 10**5000}, {})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"concurrency": -1}, "concurrency: -1 is below the minimum of 1"),
+        ({"concurrency": 2.5}, "concurrency: expected a whole number"),
+        ({"concurrency": True}, "concurrency: expected a whole number"),
+        ({"chunk_bytes": 1}, "chunk_bytes: 1 is below the minimum of 64.0 KiB"),
+        ({"read_timeout_s": float("nan")}, "read_timeout_s: nan is below"),
+        ({"read_timeout_s": None}, "read_timeout_s: expected a number of seconds"),
+        ({"deadline_s": 1e300}, "deadline_s: 1e+300 is above"),
+        ({"trace": "bogus"}, "trace: expected one of lazy, eager, got 'bogus'"),
+        ({"anonymous": 1}, "anonymous: expected true or false"),
+        ({"cache_dir": "text"}, "cache_dir: expected a path"),
+        ({"ignore_patterns": "a,b"}, "ignore_patterns: expected comma-separated globs"),
+    ],
+)
+def test_settings_made_directly_are_checked_too(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Settings(**values)
+    assert message in caught.value.what
 
 
 def test_an_ill_typed_variable_is_named() -> None:
@@ -121,6 +163,8 @@ def test_a_key_that_is_near_to_nothing_lists_the_valid_ones() -> None:
     with pytest.raises(ConfigError) as caught:
         load_settings({"zzzzqqqq": 1}, {})
     assert "did you mean" not in str(caught.value)
+    with pytest.raises(ConfigError, match="unknown setting model-loader-extra-config key 1"):
+        load_settings({1: 2}, {})  # type: ignore[dict-item]
     assert "valid: concurrency," in str(caught.value)
 
 
@@ -184,6 +228,7 @@ def test_every_option_is_fully_described() -> None:
         assert option.variable == "FASTLOAD_" + option.name.upper()
         if option.unit in ("bytes", "s"):
             assert option.name.endswith(f"_{option.unit}")
+        assert (option.maximum > option.minimum) == (option.unit in ("bytes", "s", "count"))
 
 
 @given(

@@ -46,6 +46,13 @@ def test_refused(text: Any) -> None:
     assert "16MiB" in caught.value.hint
 
 
+@pytest.mark.parametrize("text", ["9" * 5000, "9" * 400 + ".5", "1" + "x" * 5000])
+def test_endless_text_is_refused_and_not_shown_whole(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_size(text)
+    assert len(caught.value.what) < 200
+
+
 @pytest.mark.parametrize(
     ("size_bytes", "text"),
     [

@@ -195,6 +195,11 @@ def test_an_address_space_too_small_is_a_typed_error() -> None:
         Arena(1 << 46, 4)
 
 
+def test_more_than_can_be_addressed_is_an_error_of_ours() -> None:
+    with pytest.raises(OutOfBudgetError, match="more than can be addressed"):
+        Arena(1 << 20, 10**24)
+
+
 @pytest.mark.parametrize(("slot_bytes", "slot_count"), [(0, 1), (1, 0), (-1, 1)])
 def test_nonsense_is_refused(slot_bytes: int, slot_count: int) -> None:
     with pytest.raises(ValueError, match="not an arena"):
