@@ -18,6 +18,7 @@ import struct
 import threading
 from collections.abc import Iterator, Mapping
 
+from fastload_common.clock import Clock, SystemClock
 from fastload_common.errors import (
     AccessDeniedError,
     RangeMismatchError,
@@ -29,16 +30,19 @@ from fastload_common.source.http_message import (
     Endpoint,
     Proxy,
     ReplyHead,
+    parse_chunk_size,
     parse_head,
     serialize_request,
 )
+from fastload_common.source.http_pace import Pace
 
 __all__ = ["HttpConnection"]
 
-# A head larger than this is no S3 reply (AWS allows 8 KiB of headers).
+# Heads larger than this, informational ones included, are no S3 reply (AWS allows 8 KiB).
 _HEAD_LIMIT_BYTES = 64 * 1024
 # First receive of a reply: a head fits, and little of the body is copied twice.
 _HEAD_WINDOW_BYTES = 4 * 1024
+_TRAILER_LIMIT = 100
 
 
 class HttpConnection:
@@ -48,7 +52,9 @@ class HttpConnection:
         endpoint: fixed for the life of this object.
         tls: the context; needed if ``endpoint.tls``.
         connect_timeout_s: for one address, and again for the TLS handshake.
-        read_timeout_s: longest silence. A plain connection notices after once to twice that.
+        read_timeout_s: longest silence, and longest time for a whole head. A body gets so much
+            more as it needs at 64 KiB/s. A plain connection notices after once to twice that.
+        clock: for the time that a head and a body take.
     """
 
     def __init__(
@@ -57,11 +63,13 @@ class HttpConnection:
         tls: ssl.SSLContext | None,
         connect_timeout_s: float,
         read_timeout_s: float,
+        clock: Clock | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._tls = tls
         self._connect_timeout_s = connect_timeout_s
         self._read_timeout_s = read_timeout_s
+        self._pace = Pace(clock or SystemClock(), read_timeout_s)
         self._lock = threading.Lock()  # guards _socket and _aborted together
         self._socket: socket.socket | None = None
         self._aborted = False
@@ -104,6 +112,7 @@ class HttpConnection:
             RangeMismatchError: it is longer.
         """
         progress = _Progress()
+        self._pace.expect(len(view))
         with self._mapped(progress):
             if head.chunked:
                 self._chunks_into(view, progress)
@@ -116,6 +125,7 @@ class HttpConnection:
     def body_capped(self, head: ReplyHead, limit_bytes: int) -> bytes:
         """Read an error's body, at most ``limit_bytes``; never raises for a body cut short."""
         length = head.content_length
+        self._pace.expect(limit_bytes)
         if length is not None and length <= limit_bytes:
             data = bytearray(length)
             progress = _Progress()
@@ -235,6 +245,7 @@ class HttpConnection:
     def _exchange(self, request: bytes, *, new_connection: bool) -> ReplyHead:
         self._start = self._end = 0
         self._live().sendall(request)
+        self._pace.expect(0)
         while True:
             head = parse_head(self._read_head(), new_connection=new_connection)
             if head.status >= 200:
@@ -244,13 +255,19 @@ class HttpConnection:
         """Whether a kept connection is open and in step, as far as can be seen without asking."""
         if self._socket is None or self._start != self._end:
             return False
-        if self._endpoint.tls:
-            # What waits there may be a session ticket.
-            return True
         try:
-            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
+            if self._endpoint.tls:
+                # Not looked at but read: what waits may be a session ticket, and no data.
+                self._socket.settimeout(0)
+                self._socket.recv(1)
+            else:
+                self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            if self._endpoint.tls:
+                self._socket.settimeout(self._read_timeout_s)
             return True
+        except OSError:
+            return False
         # Closed by the server, or it sent more than its reply.
         return False
 
@@ -270,13 +287,14 @@ class HttpConnection:
                 self._start = end + 4
                 return head
             searched = max(self._start, self._end - 3)
-            if self._end - self._start > _HEAD_LIMIT_BYTES:
+            if self._end > _HEAD_LIMIT_BYTES:
                 raise SourceUnavailableError("the reply's head has no end")
             self._receive_more()
 
     def _receive_more(self) -> None:
         if len(self._window) - self._end < _HEAD_WINDOW_BYTES // 2:
             self._window.extend(bytes(_HEAD_WINDOW_BYTES))
+        self._pace.check()
         with memoryview(self._window)[self._end :] as free:
             count = self._live().recv_into(free)
         if count == 0:
@@ -296,6 +314,7 @@ class HttpConnection:
         live = self._live()
         flags = 0 if self._endpoint.tls else socket.MSG_WAITALL
         while position < len(view):
+            self._pace.check()
             count = live.recv_into(view[position:], 0, flags)
             # Bytes that came before somebody's abort are good, but nobody wants them.
             if count == 0 or self._aborted:
@@ -324,14 +343,10 @@ class HttpConnection:
     def _chunks_into(self, view: memoryview, progress: _Progress) -> None:
         position = 0
         while True:
-            digits = self._line().split(b";")[0].strip()
-            try:
-                size_bytes = int(digits, 16)
-            except ValueError:
-                raise SourceUnavailableError("the chunked body is damaged") from None
+            size_bytes = parse_chunk_size(self._line())
             if size_bytes == 0:
-                while self._line():
-                    pass
+                if all(self._line() for _ in range(_TRAILER_LIMIT)):
+                    raise SourceUnavailableError("the chunked body's trailers have no end")
                 break
             if position + size_bytes > len(view):
                 self._fill(view[position:], progress)

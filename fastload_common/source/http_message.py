@@ -8,8 +8,17 @@ from dataclasses import dataclass, field
 
 from fastload_common.errors import SourceError, SourceUnavailableError
 
-__all__ = ["Endpoint", "Proxy", "ReplyHead", "parse_head", "serialize_request"]
+__all__ = [
+    "Endpoint",
+    "Proxy",
+    "ReplyHead",
+    "parse_chunk_size",
+    "parse_head",
+    "serialize_request",
+]
 
+_CONTENT_LENGTH = re.compile(r"[0-9]{1,18}")
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;.*)?", re.DOTALL)
 _STATUS_LINE = re.compile(r"HTTP/1\.([01]) (\d{3})(?: .*)?")
 
 
@@ -94,9 +103,15 @@ def parse_head(head: bytes, *, new_connection: bool) -> ReplyHead:
                 raise SourceUnavailableError(f"the reply has two different {name} headers")
             headers[name] += ", " + value
     length = headers.get("content-length")
-    if length is not None and not length.isdecimal():
+    if length is not None and not _CONTENT_LENGTH.fullmatch(length):
         raise SourceUnavailableError("the reply has an invalid Content-Length")
-    chunked = headers.get("transfer-encoding", "identity").lower() != "identity"
+    encoding = headers.get("transfer-encoding")
+    if encoding is not None and encoding.lower() != "chunked":
+        raise SourceUnavailableError(
+            f"the reply has a Transfer-Encoding that was not asked for: {encoding[:40]!r}",
+            hint="a proxy before the endpoint must not encode the store's replies",
+        )
+    chunked = encoding is not None
     connection = headers.get("connection", "" if match.group(1) == "1" else "close").lower()
     return ReplyHead(
         status=int(match.group(2)),
@@ -106,3 +121,16 @@ def parse_head(head: bytes, *, new_connection: bool) -> ReplyHead:
         keep_alive="close" not in connection and (chunked or length is not None),
         new_connection=new_connection,
     )
+
+
+def parse_chunk_size(line: bytes) -> int:
+    """The size in the line before a chunk; extensions do not count.
+
+    Raises:
+        SourceUnavailableError: it is not one.
+    """
+    # Not whatever int() takes: a sign or an underscore would move bytes.
+    match = _CHUNK_SIZE.fullmatch(line)
+    if match is None:
+        raise SourceUnavailableError("the chunked body is damaged")
+    return int(match.group(1), 16)

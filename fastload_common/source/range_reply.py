@@ -14,7 +14,7 @@ from fastload_common.source.http_message import ReplyHead
 
 __all__ = ["check_range_reply", "if_match", "range_header", "same_etag"]
 
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
 
 
 def range_header(byte_range: ByteRange) -> str:
@@ -93,7 +93,9 @@ def _check_extent(
         raise RangeMismatchError("the reply is no answer to a request for a range", **facts)
     if (int(match.group(1)), int(match.group(2)) + 1) != (byte_range.start, byte_range.end):
         raise RangeMismatchError("the reply holds another range than was asked for", **facts)
-    if match.group(3) != str(object_id.size_bytes):
+    if match.group(3) == "*":
+        raise RangeMismatchError("the reply does not say how large the object is", **facts)
+    if int(match.group(3)) != object_id.size_bytes:
         raise ObjectChangedError(
             "the object has another size than when it was listed",
             expected_bytes=object_id.size_bytes,

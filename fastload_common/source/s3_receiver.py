@@ -87,6 +87,7 @@ class S3Receiver:
                 self._session.tls(),
                 self._settings.connect_timeout_s,
                 self._settings.read_timeout_s,
+                self._clock,
             )
             # An abort that came while this one was made did not see it.
             if self._aborted:

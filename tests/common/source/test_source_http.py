@@ -10,9 +10,27 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from fastload_common.clock import SystemClock
 from fastload_common.errors import RangeMismatchError, SourceError, SourceUnavailableError
 from fastload_common.source.http_connection import HttpConnection
 from fastload_common.source.http_message import Endpoint
+
+
+class _DrippingClock(SystemClock):
+    """Some time passes with each look, and with each look a little more is sent."""
+
+    def __init__(self, drip: bytes, step_s: float) -> None:
+        self.server: _RawServer | None = None
+        self._drip = drip
+        self._step_s = step_s
+        self._now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        self._now_s += self._step_s
+        if self.server is not None and self.server.live is not None and self.server.sent_count:
+            with contextlib.suppress(OSError):
+                self.server.live.sendall(self._drip)
+        return self._now_s
 
 
 class _RawServer:
@@ -27,6 +45,7 @@ class _RawServer:
         self.requests: list[bytes] = []
         self._replies = replies
         self.live: socket.socket | None = None
+        self.sent_count = 0
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -52,6 +71,7 @@ class _RawServer:
                     # The client may have gone, and may be meant to.
                     with contextlib.suppress(OSError):
                         connection.sendall(piece)
+                    self.sent_count += 1
 
     def stop(self) -> None:
         # Closing alone would not wake the thread out of accept.
@@ -68,10 +88,16 @@ Serve = Callable[..., tuple[_RawServer, HttpConnection]]
 def serve() -> Iterator[Serve]:
     started: list[tuple[_RawServer, HttpConnection]] = []
 
-    def start(*connections: list[bytes]) -> tuple[_RawServer, HttpConnection]:
+    def start(
+        *connections: list[bytes],
+        clock: _DrippingClock | None = None,
+        read_timeout_s: float = 5.0,
+    ) -> tuple[_RawServer, HttpConnection]:
         server = _RawServer(list(connections))
         endpoint = Endpoint("127.0.0.1", server.port, tls=False)
-        started.append((server, HttpConnection(endpoint, None, 5.0, 5.0)))
+        if clock is not None:
+            clock.server = server
+        started.append((server, HttpConnection(endpoint, None, 5.0, read_timeout_s, clock)))
         return started[-1]
 
     yield start
@@ -136,6 +162,11 @@ def test_repeated_headers(serve: Serve) -> None:
         b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n0123",
         b"HTTP/1.1 200 OK\r\n folded: x\r\n\r\n0123",
         b"HTTP/1.1 200 OK\r\nA: " + b"x" * 200_000 + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: " + b"4" * 5_000 + b"\r\n\r\n0123",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\nContent-Length: 4\r\n\r\n0123",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n4\r\n0123\r\n0\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 10_000
+        + b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n0123",
         b"HTTP/1.1 200 OK\r\nContent-Le",
         b"",
     ],
@@ -167,7 +198,22 @@ def test_chunked(serve: Serve, body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"x\r\n0123", b"4\r\n0123X\r\n0\r\n\r\n", b"\r\n", b"4\r\n01", b"4\r\n0123\r\n"]
+    "body",
+    [
+        b"x\r\n0123",
+        b"4\r\n0123X\r\n0\r\n\r\n",
+        b"\r\n",
+        b"4\r\n01",
+        b"4\r\n0123\r\n",
+        # What Python's int() takes, and HTTP does not have.
+        b"2\r\n01\r\n-1\r\n\r\n3\r\n123\r\n0\r\n\r\n",
+        b"+4\r\n0123\r\n0\r\n\r\n",
+        b"0x4\r\n0123\r\n0\r\n\r\n",
+        b"0_4\r\n0123\r\n0\r\n\r\n",
+        b" 4\r\n0123\r\n0\r\n\r\n",
+        b"4" * 5_000 + b"\r\n0123\r\n0\r\n\r\n",
+        b"4\r\n0123\r\n0\r\n" + b"Trailer: x\r\n" * 1_000 + b"\r\n",
+    ],
 )
 def test_damaged_chunks(serve: Serve, body: bytes) -> None:
     with pytest.raises(SourceUnavailableError):
@@ -236,3 +282,33 @@ def test_ipv6_authority() -> None:
     assert str(Endpoint("fd00::1", 443, tls=True)) == "https://[fd00::1]"
     assert str(Endpoint("s3.local", 80, tls=False)) == "http://s3.local"
     assert str(Endpoint("s3.local", 80, tls=True)) == "https://s3.local:80"
+
+
+@pytest.mark.parametrize(
+    ("start", "drip", "timeout_s", "least_received_bytes"),
+    [
+        (b"HTTP/1.1 200 OK\r\nX: ", b"y", 5.0, 0),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", 5.0, 0),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n0", b"1", 1.0, 1),
+        (CHUNKED + b"1\r\n0\r\n", b"0", 5.0, 1),
+    ],
+)
+def test_s18_reply_that_trickles_ends(
+    serve: Serve, start: bytes, drip: bytes, timeout_s: float, least_received_bytes: int
+) -> None:
+    # The second piece keeps the connection open: the server waits for another request.
+    clock = _DrippingClock(drip, step_s=timeout_s * 0.9)
+    _, connection = serve([start, b""], clock=clock, read_timeout_s=timeout_s)
+    with pytest.raises(SourceUnavailableError, match="slowly") as caught:
+        _get(connection, 999)
+    assert caught.value.received_bytes >= least_received_bytes
+
+
+def test_s18_slow_error_body_is_given_up(serve: Serve) -> None:
+    clock = _DrippingClock(b"x", step_s=1.0)
+    reply = b"HTTP/1.1 403 Forbidden\r\nTransfer-Encoding: chunked\r\n\r\n"
+    _, connection = serve([reply, b""], [OK], clock=clock)
+    head = connection.get("/x", {})
+    assert connection.body_capped(head, 1_000) == b""
+    clock.server = None
+    assert _get(connection, 4) == b"0123"
