@@ -1,8 +1,9 @@
 """Staging memory: a fixed set of equal slots that are leased, filled, placed and given back.
 
-Guarantees: at most ``slot_bytes * slot_count`` bytes, ever; a slot's pages are reserved and
-populated before it is first handed out, so writing to it can neither raise SIGBUS nor fault.
-Slots are re-used last in, first out: a load that needs few slots at once touches few pages.
+Guarantees: at most ``slot_bytes * slot_count`` bytes, ever; the pages that a lease asks for are
+reserved and populated before it is handed out, so writing to them can neither raise SIGBUS nor
+fault. Slots are re-used last in, first out, and populated no further than was ever asked of them:
+a load that needs few slots at once, or short ones, touches few pages.
 
 The memory is a memfd, so that other ranks of the node can map it. It is accounted to this
 process's memory and does not use ``/dev/shm``, which has 64 MB in a container.
@@ -39,15 +40,16 @@ class Slot:
     """One leased piece of staging memory. The lessee owns it until `release`.
 
     Attributes:
-        memory: writable, exactly the arena's ``slot_bytes``. Its contents are undefined.
+        memory: writable, exactly as many bytes as were leased. Its contents are undefined.
     """
 
-    __slots__ = ("_arena", "_index", "_leased", "memory")
+    __slots__ = ("_arena", "_index", "_leased", "_size_bytes", "memory")
 
     def __init__(self, arena: Arena, index: int, memory: memoryview) -> None:
         self._arena = arena
         self._index = index
         self._leased = True
+        self._size_bytes = len(memory)
         self.memory = memory
 
     def release(self) -> None:
@@ -87,33 +89,41 @@ class Arena:
         self._changed = threading.Condition()
         self._free: list[int] = []
         self._untouched = 0  # slots from this index on were never leased
+        self._populated_bytes: dict[int, int] = {}  # of each slot, from its start
         self._leased = 0
-        self._peak_leased = 0
+        self._leased_bytes = 0
+        self._peak_leased_bytes = 0
         self._closed = False
 
     @property
     def peak_leased_bytes(self) -> int:
         """The most bytes that were leased at one time."""
-        return self._peak_leased * self.slot_bytes
+        return self._peak_leased_bytes
 
     @property
     def leased_count(self) -> int:
         """Slots leased now."""
         return self._leased
 
-    def lease(self, stop: threading.Event | None = None) -> Slot | None:
+    def lease(
+        self, stop: threading.Event | None = None, size_bytes: int | None = None
+    ) -> Slot | None:
         """Wait for a free slot.
 
         Args:
             stop: ends the waiting when it is set (at once with `wake`).
+            size_bytes: how much of the slot is needed. Default: all of it.
 
         Returns:
             The slot, which the caller must release; None if ``stop`` is set or the arena is
             closed.
 
         Raises:
-            OutOfBudgetError: the memory behind a new slot cannot be had.
+            OutOfBudgetError: the memory behind the slot cannot be had.
         """
+        size_bytes = self.slot_bytes if size_bytes is None else size_bytes
+        if not 0 < size_bytes <= self.slot_bytes:
+            raise ValueError(f"{size_bytes} bytes asked of a slot of {self.slot_bytes} bytes")
         with self._changed:
             while not (self._free or self._untouched < self.slot_count):
                 if self._closed or (stop is not None and stop.is_set()):
@@ -124,13 +134,12 @@ class Arena:
             is_new = not self._free
             index = self._untouched if is_new else self._free.pop()
             self._untouched += is_new
-            slot = self._hand_out(index)
-        if is_new:
-            try:
-                self._populate(index)
-            except BaseException:
-                slot.release()
-                raise
+            slot = self._hand_out(index, size_bytes)
+        try:
+            self._populate(index, size_bytes)
+        except BaseException:
+            slot.release()
+            raise
         return slot
 
     def wake(self) -> None:
@@ -152,11 +161,12 @@ class Arena:
             if self._leased == 0:
                 self._unmap()
 
-    def _hand_out(self, index: int) -> Slot:
+    def _hand_out(self, index: int, size_bytes: int) -> Slot:
         self._leased += 1
-        self._peak_leased = max(self._peak_leased, self._leased)
+        self._leased_bytes += size_bytes
+        self._peak_leased_bytes = max(self._peak_leased_bytes, self._leased_bytes)
         start = index * self._stride_bytes
-        return Slot(self, index, self._view[start : start + self.slot_bytes])
+        return Slot(self, index, self._view[start : start + size_bytes])
 
     def _take_back(self, slot: Slot) -> None:
         with self._changed:
@@ -164,31 +174,36 @@ class Arena:
                 return
             slot._leased = False
             self._leased -= 1
+            self._leased_bytes -= slot._size_bytes
             self._free.append(slot._index)
             if not self._closed:
                 self._changed.notify()
             elif self._leased == 0:
                 self._unmap()
 
-    def _populate(self, index: int) -> None:
-        """Reserve and map the pages of a slot that was never used."""
-        start = index * self._stride_bytes
+    def _populate(self, index: int, size_bytes: int) -> None:
+        """Reserve and map the pages of a leased slot that were never used."""
+        done_bytes = self._populated_bytes.get(index, 0)
+        if size_bytes <= done_bytes:
+            return
+        start = index * self._stride_bytes + done_bytes
+        wanted_bytes = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = index * self._stride_bytes + wanted_bytes
         if self._fd is not None:
             try:
                 # Fails with an error where touching the pages would fail with SIGBUS.
-                os.posix_fallocate(self._fd, start, self._stride_bytes)
+                os.posix_fallocate(self._fd, start, end - start)
             except OSError as error:
                 raise OutOfBudgetError(
                     f"could not reserve staging slot {index + 1} of {self.slot_count} "
                     f"({format_size(self.slot_bytes)} each): {error.strerror}",
                     hint="lower FASTLOAD_MEMORY_BYTES or give the container more memory",
                 ) from error
-        end = start + self._stride_bytes
         # Without it (old kernel) the pages are mapped one fault at a time: slower, still right.
         with contextlib.suppress(OSError):
             for step in range(start, end, _POPULATE_STEP_BYTES):
-                size_bytes = min(_POPULATE_STEP_BYTES, end - step)
-                self._map.madvise(_MADV_POPULATE_WRITE, step, size_bytes)
+                self._map.madvise(_MADV_POPULATE_WRITE, step, min(_POPULATE_STEP_BYTES, end - step))
+        self._populated_bytes[index] = wanted_bytes
 
     def _unmap(self) -> None:
         if self._fd is not None:

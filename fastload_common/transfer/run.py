@@ -45,7 +45,9 @@ class Staging(Protocol):
     @property
     def slot_bytes(self) -> int: ...
 
-    def lease(self, stop: threading.Event | None = None) -> StagingSlot | None: ...
+    def lease(
+        self, stop: threading.Event | None = None, size_bytes: int | None = None
+    ) -> StagingSlot | None: ...
 
     def wake(self) -> None: ...
 
@@ -80,6 +82,9 @@ class Run:
         chunks: all of them, in the order in which their requests begin.
         deadline_s: reading of the clock at which the load must have ended; None: never.
         limit_s: the configured duration that led to it, for the message.
+
+    Attributes:
+        largest_bytes: what any of the chunks fits into.
     """
 
     def __init__(
@@ -95,6 +100,7 @@ class Run:
         self._deadline_s = deadline_s
         self._limit_s = limit_s
         self._chunk_count = len(chunks)
+        self.largest_bytes = max((chunk.byte_range.size_bytes for chunk in chunks), default=0)
         self._size_bytes = sum(chunk.byte_range.size_bytes for chunk in chunks)
         self._changed = threading.Condition()
         self._pending = deque(chunks)

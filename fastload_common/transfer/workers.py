@@ -73,7 +73,7 @@ class Worker:
         self._run = run
         try:
             while run.reserve():
-                slot = self._staging.lease(run.stop)
+                slot = self._staging.lease(run.stop, run.largest_bytes)
                 if slot is None:
                     if run.stop.is_set():
                         break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import logging
+import mmap
 import os
 import threading
 from collections.abc import Iterator
@@ -62,6 +63,19 @@ def test_the_last_released_slot_is_used_first_and_few_pages_are_touched(arena: A
 def test_a_new_slot_is_populated_before_it_is_handed_out(arena: Arena) -> None:
     lease(arena)
     assert reserved_bytes(arena) >= SLOT_BYTES
+
+
+def test_no_more_is_populated_than_was_asked(arena: Arena) -> None:
+    for size_bytes, pages in ((1, 1), (mmap.PAGESIZE + 1, 2), (1, 2), (3 * mmap.PAGESIZE, 3)):
+        slot = arena.lease(size_bytes=size_bytes)
+        assert slot is not None
+        slot.memory[:] = b"x" * size_bytes
+        slot.release()
+        assert reserved_bytes(arena) == pages * mmap.PAGESIZE
+    assert arena.peak_leased_bytes == 3 * mmap.PAGESIZE
+    for size_bytes in (0, SLOT_BYTES + 1):
+        with pytest.raises(ValueError, match="asked of a slot"):
+            arena.lease(size_bytes=size_bytes)
 
 
 def test_peak_counts_what_was_held_at_once(arena: Arena) -> None:
@@ -188,6 +202,8 @@ def test_memory_that_cannot_be_had_is_a_typed_error_and_the_slot_comes_back(
         arena.lease()
     assert arena.leased_count == 0
     mocker.stop(patched)
+    lease(arena)
+    assert reserved_bytes(arena) >= SLOT_BYTES
 
 
 def test_an_address_space_too_small_is_a_typed_error() -> None:

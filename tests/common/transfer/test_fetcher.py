@@ -85,6 +85,13 @@ def test_memory_bounds_the_requests_in_flight(make: MakeFetcher) -> None:
     assert bench.arena.peak_leased_bytes == 3 * CHUNK_BYTES
 
 
+def test_short_ranges_take_no_whole_slots(make: MakeFetcher) -> None:
+    bench = make(ScriptedSource({"a": content(2000)}), slots=4)
+    chunks = bench.chunks(size_bytes=10)
+    assert bench.read(chunks) == bench.expected(chunks)
+    assert bench.arena.peak_leased_bytes <= 4 * 10
+
+
 def test_one_slot_and_many_workers_do_not_deadlock(make: MakeFetcher) -> None:
     bench = make(ScriptedSource({"a": content(50_000)}), concurrency=16, slots=1)
     chunks = bench.chunks()
