@@ -27,7 +27,8 @@ class _DrippingClock(SystemClock):
 
     def monotonic_s(self) -> float:
         self._now_s += self._step_s
-        if self.server is not None and self.server.live is not None and self.server.sent_count:
+        # All looks come after a request, so the start of a reply is on its way.
+        if self.server is not None and self.server.sent.wait(10) and self.server.live is not None:
             with contextlib.suppress(OSError):
                 self.server.live.sendall(self._drip)
         return self._now_s
@@ -45,7 +46,7 @@ class _RawServer:
         self.requests: list[bytes] = []
         self._replies = replies
         self.live: socket.socket | None = None
-        self.sent_count = 0
+        self.sent = threading.Event()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -71,7 +72,7 @@ class _RawServer:
                     # The client may have gone, and may be meant to.
                     with contextlib.suppress(OSError):
                         connection.sendall(piece)
-                    self.sent_count += 1
+                    self.sent.set()
 
     def stop(self) -> None:
         # Closing alone would not wake the thread out of accept.
