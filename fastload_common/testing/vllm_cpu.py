@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import sysconfig
 from pathlib import Path
 
 __all__ = ["add_vllm_metadata"]
@@ -29,3 +30,8 @@ def add_vllm_metadata(directory: Path) -> Path:
         info.mkdir(exist_ok=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
     return directory
+
+
+if __name__ == "__main__":
+    # For this environment for good, so that `vllm serve` works in it by hand too.
+    print(add_vllm_metadata(Path(sysconfig.get_paths()["purelib"])))

@@ -1,12 +1,17 @@
-"""`EngineArgs.create_model_config`: remember the load format while ModelConfig is made."""
+"""`EngineArgs.create_model_config`: remember the load format while ModelConfig is made.
+
+A model in a directory is looked at here, as one in S3 is when its metadata is pulled.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from fastload_common.config import load_settings
+from fastload_common.load.local_check import check_local_model
 from fastload_vllm import compat
-from fastload_vllm.asked import asking
+from fastload_vllm.asked import asked, asking
 from fastload_vllm.patches.patch import Patch
 
 __all__ = ["PATCH"]
@@ -14,6 +19,10 @@ __all__ = ["PATCH"]
 
 def _create(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     with asking(self.load_format, self.model_loader_extra_config):
+        wish = asked()
+        if wish is not None and wish.fastload:
+            # An error here is one line; in a worker it is three stacks of the engine.
+            check_local_model(str(self.model), load_settings(wish.extra_config))
         return original(self, *args, **kwargs)
 
 

@@ -168,6 +168,26 @@ def serve(model: str, variables: dict[str, str], *more: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+@pytest.mark.parametrize("kind", ["pickle", "absent"])
+def test_an_error_in_a_directory_is_one_line(
+    kind: str, variables: dict[str, str], tmp_path: Path
+) -> None:
+    directory = tmp_path / "model"
+    if kind == "pickle":
+        directory.mkdir()
+        (directory / "config.json").write_text("{}")
+        (directory / "pytorch_model.bin").write_bytes(b"PK")
+    # Where the hub is forbidden, vLLM itself looks for the directory before anybody is asked.
+    allowed = {name: value for name, value in variables.items() if name != "HF_HUB_OFFLINE"}
+    status, output = serve(str(directory), allowed, "--load-format", "fastload")
+    assert status == 1
+    assert "Traceback" not in output
+    wanted = {"pickle": "NoWeightsError", "absent": "ObjectMissingError"}[kind]
+    last = output.strip().splitlines()[-1]
+    assert last.startswith(f"fastload: {wanted}: ")
+    assert str(directory) in last
+
+
 def test_an_error_before_the_engine_is_one_line(variables: dict[str, str]) -> None:
     status, output = serve("s3://no-such-bucket/m", variables, "--load-format", "fastload")
     assert status == 1
