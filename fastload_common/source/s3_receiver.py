@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 
 from fastload_common.clock import Clock
 from fastload_common.config import Settings
-from fastload_common.errors import FastloadError, ObjectChangedError, SourceError
+from fastload_common.errors import (
+    FastloadError,
+    ObjectChangedError,
+    RangeMismatchError,
+    SourceError,
+)
 from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.source.base import Receipt
 from fastload_common.source.http_connection import HttpConnection
@@ -23,6 +29,8 @@ from fastload_common.source.s3_target import S3Target, SignedGet
 from fastload_common.source.uri import S3Location
 
 __all__ = ["S3Receiver"]
+
+_LOG = logging.getLogger(__name__)
 
 
 class S3Receiver:
@@ -53,7 +61,12 @@ class S3Receiver:
                 head = connection.get(signed.path, signed.headers)
                 first_byte_s = self._clock.monotonic_s() - started_s
                 if 200 <= head.status < 300:
-                    self._accept(object_id, byte_range, head, buffer, connection)
+                    try:
+                        self._accept(object_id, byte_range, head, buffer, connection)
+                    except (RangeMismatchError, ObjectChangedError) as error:
+                        if not _may_be_chance(error, head, renewed):
+                            raise
+                        continue
                     total_s = self._clock.monotonic_s() - started_s
                     return Receipt(len(buffer), first_byte_s, total_s, head.new_connection)
                 body = connection.body_capped(head, ERROR_BODY_LIMIT_BYTES)
@@ -131,3 +144,16 @@ class S3Receiver:
         if not object_id.uri.startswith(prefix):
             raise ValueError(f"{object_id.uri} is not in bucket {self._location.bucket}")
         return object_id.uri.removeprefix(prefix)
+
+
+def _may_be_chance(error: SourceError, head: ReplyHead, renewed: set[str]) -> bool:
+    """Whether to ask once more, on the new connection that comes after such a reply.
+
+    One damaged reply must not end a load, and on a kept connection it may be the answer to another
+    request. What is wrong twice is how the endpoint is.
+    """
+    if "reply" in renewed or (isinstance(error, ObjectChangedError) and head.new_connection):
+        return False
+    renewed.add("reply")
+    _LOG.info("asked once more after: %s", error)
+    return True

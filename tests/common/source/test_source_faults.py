@@ -75,15 +75,39 @@ def test_s19_reply_that_is_not_the_range(
 ) -> None:
     fault, words = MISMATCHES[case]
     with pytest.raises(RangeMismatchError, match=words) as caught:
-        _receive(receiver, fault_server, fault)
+        _receive(receiver, fault_server, fault, fault)
     error = caught.value
     assert not error.retryable
     assert error.received_bytes == 0
+    assert len(fault_server.seen("GET")) == 2
     assert error.fields["uri"] == f"s3://{NAME}"
     assert error.fields["range"] == "[100, 300)"
     assert error.fields["endpoint"] == fault_server.endpoint
     # The connection is not used for another reply.
     assert _receive(receiver, fault_server) == DATA[100:300]
+
+
+@pytest.mark.parametrize("case", MISMATCHES)
+def test_s18_one_damaged_reply_is_asked_for_once_more(
+    receiver: Receiver, fault_server: FaultServer, case: str
+) -> None:
+    fault, _ = MISMATCHES[case]
+    assert _receive(receiver, fault_server, fault) == DATA[100:300]
+    assert len(fault_server.seen("GET")) == 2
+
+
+def test_reply_to_another_request_on_a_kept_connection(
+    receiver: Receiver, fault_server: FaultServer
+) -> None:
+    # It came too late to be seen as a leftover; of another object, so with another ETag.
+    stray = Fault(headers={"ETag": '"another"'})
+    _receive(receiver, fault_server)
+    assert _receive(receiver, fault_server, stray) == DATA[100:300]
+    # On a new connection it is the truth.
+    fault_server.drop_connections()
+    with pytest.raises(ObjectChangedError):
+        _receive(receiver, fault_server, stray)
+    assert len(fault_server.seen("GET")) == 4
 
 
 CHANGES = {

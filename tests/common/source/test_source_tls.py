@@ -117,3 +117,30 @@ def test_plain_http_to_a_tls_port(
     with pytest.raises(SourceUnavailableError):
         receiver.receive(object_id, ByteRange(0, 4), memoryview(bytearray(4)))
     receiver.close()
+
+
+def test_bytes_left_over_under_tls_do_not_reach_the_next_reply(
+    tls_server: FaultServer,
+    authority: PrivateAuthority,
+    open_s3: OpenS3,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(authority.bundle))
+    source = open_s3("s3://bucket/m")
+    object_id = source.stat("key")
+    receiver = source.open_receiver()
+    stray = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nEV"
+    tls_server.script(
+        "GET", "bucket/m/key", [Fault(headers={"Content-Length": "2"}, body=b"23" + stray)]
+    )
+    connections = []
+    for _ in range(3):
+        buffer = bytearray(2)
+        receipt = receiver.receive(object_id, ByteRange(2, 4), memoryview(buffer))
+        assert buffer == b"23"
+        connections.append(receipt.new_connection)
+    # The second one saw the leftovers before it asked; the third kept a clean connection, tickets
+    # or not.
+    assert connections == [True, True, False]
+    assert len(tls_server.seen("GET")) == 3
+    receiver.close()
