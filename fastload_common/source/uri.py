@@ -50,7 +50,8 @@ def parse_root(uri: str) -> S3Location | Path:
         return _directory(os.fsdecode(file_path(uri)), uri)
     near = " (did you mean s3://?)" if scheme in ("s3a", "s3n") else ""
     raise ConfigError(
-        f"unknown scheme {scheme}:// in {scheme}://{rest}{near}", hint=f"supported: {SUPPORTED}"
+        f"unknown scheme {scheme}:// in {scheme}://{_harmless(rest)}{near}",
+        hint=f"supported: {SUPPORTED}",
     )
 
 
@@ -71,6 +72,13 @@ def s3_location(uri: str) -> S3Location:
         bucket, _, prefix = rest.partition("/")
     if not bucket:
         raise ConfigError(f"no bucket in {uri}", hint="write s3://bucket/prefix")
+    if access_point is None and not {":", "@"}.isdisjoint(bucket):
+        # Not shown: a key has slashes, so no part of this is known to be harmless.
+        raise ConfigError(
+            "what stands for the bucket after s3:// holds ':' or '@'",
+            hint="write s3://bucket/prefix; credentials come from AWS_ACCESS_KEY_ID, AWS_PROFILE "
+            "or the pod's role, an endpoint from AWS_ENDPOINT_URL_S3",
+        )
     return S3Location(bucket, prefix.rstrip("/"))
 
 
@@ -93,6 +101,13 @@ def file_path(uri: str) -> Path:
 def file_uri(path: Path) -> str:
     """The ``file:///...`` URI of an absolute path; `file_path` gives the path back exactly."""
     return path.as_uri()
+
+
+def _harmless(rest: str) -> str:
+    """What comes after ``scheme://``, without credentials and without a query, which may sign."""
+    _, at, rest = rest.rpartition("@")
+    address, query, _ = rest.partition("?")
+    return f"{'***@' if at else ''}{address}{'?***' if query else ''}"
 
 
 def _directory(text: str, shown: str) -> Path:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from botocore.exceptions import HTTPClientError
 
-from fastload_common.errors import AccessDeniedError, FastloadError
+from fastload_common.errors import AccessDeniedError, ConfigError, FastloadError
 from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.source.s3_client_errors import client_error
+from fastload_common.source.uri import parse_root
 from fastload_common.testing.fault_server import FaultServer
 from tests.common.source.conftest import OpenS3
 
@@ -80,3 +81,24 @@ def test_password_of_an_endpoint_is_not_shown(
         with pytest.raises(FastloadError) as caught:
             open_s3("s3://bucket/m").list()
         assert "c0nfidential" not in _everything_said(caught.value)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "https://bucket.s3.amazonaws.com/m?X-Amz-Credential=c0nfidential&X-Amz-Signature=c0nfidential",
+        "https://user:c0nfidential@host/m",
+        "hf://user:c0n/f@c0nfidential@host/m?x",
+        "https://user:c0nfidential?c0n@host/m",
+        "s3a://KEY:c0nfidential@bucket/m",
+        "s3://KEY:c0nfidential@bucket/m",
+        "s3://KEY:c0nfi/c0nfidential@bucket/m",
+        "S3://c0nfidential@bucket",
+        "s3://KEY:c0nfidential",
+    ],
+)
+def test_credentials_in_a_uri_are_not_shown(uri: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_root(uri)
+    assert "c0n" not in _everything_said(caught.value)
+    assert "s3://" in str(caught.value)  # what to write instead
