@@ -45,6 +45,7 @@ def main() -> int:
     # Ctrl-C and a CI's SIGTERM must both run the clean-up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     started_s = time.monotonic()
+    shared_before = shared_memory()
     work = Path(tempfile.mkdtemp(prefix="fastload-demo-"))
     try:
         equal = run(work)
@@ -53,8 +54,16 @@ def main() -> int:
         return 1
     finally:
         shutil.rmtree(work, ignore_errors=True)
+        # The engine leaves its segments behind when it is stopped.
+        for segment in shared_memory() - shared_before:
+            segment.unlink(missing_ok=True)
     print(f"\ndemo took {time.monotonic() - started_s:.0f} s; nothing is left running")
     return 0 if equal else 1
+
+
+def shared_memory() -> set[Path]:
+    """The engine's segments of shared memory on this machine."""
+    return {path for pattern in ("vllm_*", "psm_*") for path in Path("/dev/shm").glob(pattern)}
 
 
 def run(work: Path) -> bool:
@@ -129,7 +138,9 @@ def environment(work: Path, ranks: int, variables: dict[str, str]) -> dict[str, 
         for name, value in os.environ.items()
         if not name.startswith(("AWS_", "FASTLOAD_")) and name != "VLLM_PLUGINS"
     }
+    (work / "tmp").mkdir(exist_ok=True)
     mine |= {
+        "TMPDIR": str(work / "tmp"),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
