@@ -10,6 +10,9 @@ Layout below the root::
 A process holds a shared lock on each entry that it uses until it ends, so eviction leaves it
 alone; a writer holds a lock on its work directory, so what a dead one left can be told. The
 kernel releases both, whatever kills the process. Lock order: root, then entry.
+
+A process that is stopped while it holds the root's lock keeps the others out: after `LOCK_LIMIT_S`
+they get a `TimeoutError`, an `OSError` like every other reason not to use this root.
 """
 
 from __future__ import annotations
@@ -18,15 +21,27 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["MANIFEST", "ContentStore", "Draft"]
+from fastload_common.clock import Clock, SystemClock
+from fastload_common.units import format_size
+
+__all__ = ["LOCK_LIMIT_S", "MANIFEST", "ContentStore", "Draft"]
+
+logger = logging.getLogger(__name__)
 
 MANIFEST = ".fastload.json"
+
+LOCK_LIMIT_S = 10.0
+"""Longest wait for the root's lock; it is held for milliseconds at a time."""
+
+_LOCK_POLL_S = 0.02
 
 _held: dict[Path, int] = {}
 """Entry -> descriptor that holds its shared lock; kept open for the life of the process."""
@@ -73,14 +88,16 @@ class ContentStore:
     Args:
         root: created here, with its parents.
         max_bytes: bound of all entries together; the least recently used go first.
+        clock: times the wait for the lock (tests).
 
     Raises:
-        OSError: the root cannot be created or written.
+        OSError: the root cannot be created or written, or (every method) not locked.
     """
 
-    def __init__(self, root: Path, max_bytes: int) -> None:
+    def __init__(self, root: Path, max_bytes: int, clock: Clock | None = None) -> None:
         self.root = root
         self._max_bytes = max_bytes
+        self._clock = clock or SystemClock()
         self._entries, self._names = root / "entries", root / "names"
         self._work = root / "work"
         for directory in (self._entries, self._names, self._work):
@@ -140,7 +157,15 @@ class ContentStore:
                 _sync(self._entries)
             _hold(entry)
             self._write_name(name, digest)
-            self._evict(self._max_bytes)
+            kept_bytes = self._evict(self._max_bytes)
+        if kept_bytes > self._max_bytes:
+            logger.warning(
+                "fastload: %s holds %s, more than FASTLOAD_CACHE_MAX_BYTES (%s): all of it is in "
+                "use by this process or others",
+                self.root,
+                format_size(kept_bytes),
+                format_size(self._max_bytes),
+            )
         return entry
 
     def clear_unused(self) -> None:
@@ -157,10 +182,24 @@ class ContentStore:
     def _locked(self) -> Iterator[None]:
         descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            self._wait_for_lock(descriptor)
             yield
         finally:
             os.close(descriptor)
+
+    def _wait_for_lock(self, descriptor: int) -> None:
+        end_s = self._clock.monotonic_s() + LOCK_LIMIT_S
+        never = threading.Event()
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if self._clock.monotonic_s() >= end_s:
+                    raise TimeoutError(
+                        f"another process has held its lock for {LOCK_LIMIT_S:g} s; is one stopped?"
+                    ) from None
+            self._clock.wait(never, _LOCK_POLL_S)
 
     def _sweep(self) -> None:
         """Remove what dead writers left."""
@@ -172,8 +211,12 @@ class ContentStore:
                 else:
                     path.unlink()
 
-    def _evict(self, max_bytes: int) -> None:
-        """Remove the least recently used entries that nobody uses, down to the bound."""
+    def _evict(self, max_bytes: int) -> int:
+        """Remove the least recently used entries that nobody uses, down to the bound.
+
+        Returns:
+            How many bytes are left.
+        """
         known = []
         for entry in self._entries.iterdir():
             with contextlib.suppress(OSError):
@@ -189,6 +232,7 @@ class ContentStore:
             with contextlib.suppress(OSError):
                 if not (self._entries / name.read_text()).is_dir():
                     name.unlink()
+        return total_bytes
 
     def _remove(self, entry: Path) -> None:
         """Out of sight at once, then deleted; a kill in between leaves it to `_sweep`."""
@@ -205,12 +249,19 @@ def _is_digest(text: str) -> bool:
 
 
 def _intact(entry: Path) -> bool:
-    """Whether every file of the manifest is there with its size."""
+    """Whether the files of the manifest have the very bytes that the entry is named by."""
     try:
         files = json.loads((entry / MANIFEST).read_bytes())["files"]
-        return all((entry / name).stat().st_size == size for name, size in files.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return _digest_of({name: _facts(entry / name) for name in files}) == entry.name
+    except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def _facts(path: Path) -> tuple[int, str]:
+    """Size and SHA-256 of a file, as a draft notes them."""
+    with open(path, "rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        return stream.tell(), digest
 
 
 def _hold(entry: Path) -> None:

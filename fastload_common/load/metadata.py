@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from fastload_common.checkpoint.records import Checkpoint
+from fastload_common.clock import Clock
 from fastload_common.config import Settings
 from fastload_common.errors import ConfigError, ObjectMissingError
 from fastload_common.load.all_at_once import all_at_once
 from fastload_common.load.cache_root import cache_roots, private_directory, temporary_root
-from fastload_common.load.content_store import ContentStore, Draft
+from fastload_common.load.content_store import ContentStore
 from fastload_common.load.metadata_files import (
     MODULES,
     WEIGHT_SUFFIX,
@@ -38,6 +39,7 @@ from fastload_common.load.metadata_files import (
     module_folders,
 )
 from fastload_common.load.open_model import open_checkpoint
+from fastload_common.ranges import ObjectId
 from fastload_common.source.base import ObjectSource
 from fastload_common.source.registry import open_source
 
@@ -67,6 +69,7 @@ def fetch_metadata(
     weights: bool = True,
     environ: Mapping[str, str] | None = None,
     open_root: Callable[[str, Settings], ObjectSource] = open_source,
+    clock: Clock | None = None,
 ) -> Path:
     """Bring configuration, tokenizer and the like of a model to a local directory.
 
@@ -78,6 +81,7 @@ def fetch_metadata(
             a tokenizer of its own.
         environ: variables to read instead of the process's (tests).
         open_root: opens the source (tests).
+        clock: times the wait for another process that writes the directory (tests).
 
     Returns:
         The directory; it stays until this process ends, and must not be written.
@@ -94,7 +98,10 @@ def fetch_metadata(
         fault: OSError | None = None
         for root in cache_roots(settings, environ):
             try:
-                return _from_store(root, settings, source, listing, name, weights, environ)
+                if root == temporary_root(environ):
+                    root = _temporary(root)
+                store = ContentStore(root / "metadata", settings.cache_max_bytes, clock)
+                return _from_store(store, settings, source, listing, name, weights)
             except OSError as error:
                 logger.warning("fastload: cannot keep metadata in %s: %s", root, error)
                 fault = error
@@ -137,34 +144,30 @@ def require_tokenizer(uri: str, directory: Path) -> None:
 
 
 def _from_store(
-    root: Path,
+    store: ContentStore,
     settings: Settings,
     source: ObjectSource,
     listing: Listing,
     name: str | None,
     weights: bool,
-    environ: Mapping[str, str] | None,
 ) -> Path:
-    """Take the directory from the store below the root, or fill it.
+    """Take the directory from the store, or fill it.
 
     Raises:
         OSError: the root cannot be written.
     """
-    if root == temporary_root(environ):
-        root = _temporary(root)
-    store = ContentStore(root / "metadata", settings.cache_max_bytes)
     found = store.find(name) if name is not None else None
     if found is not None:
         logger.debug("fastload: metadata of %s is in %s already", source.root, found)
         return found
-    files = _read_all(source, listing, settings, weights)
+    files = _files(source, listing, settings, weights)
     try:
-        return _fill(store, files, name)
+        return _fill(store, source, files, name)
     except OSError as error:
         if error.errno not in _FULL:
             raise
         store.clear_unused()
-        return _fill(store, files, name)
+        return _fill(store, source, files, name)
 
 
 def _temporary(root: Path) -> Path:
@@ -177,21 +180,29 @@ def _temporary(root: Path) -> Path:
     return root
 
 
-def _fill(store: ContentStore, files: Mapping[str, bytes], name: str | None) -> Path:
+def _fill(
+    store: ContentStore,
+    source: ObjectSource,
+    files: Mapping[str, bytes | ObjectId],
+    name: str | None,
+) -> Path:
     with store.draft() as draft:
-        _write_all(draft, files)
+
+        def write(item: tuple[str, bytes | ObjectId]) -> None:
+            key, content = item
+            # Written at once: all files of a model together may be large.
+            data = content if isinstance(content, bytes) else source.read(content)
+            draft.write(key, data)
+
+        all_at_once(write, list(files.items()), threads=_THREADS)
         return store.publish(draft, name if name is not None else draft.digest())
 
 
-def _write_all(draft: Draft, files: Mapping[str, bytes]) -> None:
-    all_at_once(lambda item: draft.write(*item), list(files.items()), threads=_THREADS)
-
-
-def _read_all(
+def _files(
     source: ObjectSource, listing: Listing, settings: Settings, weights: bool
-) -> dict[str, bytes]:
-    """All files of the directory, by name."""
-    files: dict[str, bytes] = {}
+) -> dict[str, bytes | ObjectId]:
+    """All files of the directory: their bytes, or which object holds them."""
+    files: dict[str, bytes | ObjectId] = {}
     if weights:
         # The state that the name stands for, whatever has become of it since: reads are pinned.
         listed = listing.objects if listing.is_whole else None
@@ -200,8 +211,7 @@ def _read_all(
     modules = by_key.get(MODULES)
     folders = module_folders(source.read(modules.object_id)) if modules is not None else ()
     chosen = choose_metadata(listing.objects, settings.ignore_patterns, folders, root=source.root)
-    bodies = all_at_once(lambda item: source.read(item.object_id), chosen, threads=_THREADS)
-    return files | {item.key: body for item, body in zip(chosen, bodies, strict=True)}
+    return files | {item.key: item.object_id for item in chosen}
 
 
 def _headers_only(checkpoint: Checkpoint) -> dict[str, bytes]:

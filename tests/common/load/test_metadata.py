@@ -238,6 +238,9 @@ def test_a_damaged_entry_is_replaced(tmp_path: Path, settings: Settings) -> None
     (found / "config.json").write_text("cut")
     assert fetch_metadata(str(model), settings) == found
     assert (found / "config.json").read_text() == '{"model_type": "tiny"}'
+    (found / "config.json").write_text('{"model_type": "TINY"}')  # of the same size
+    assert fetch_metadata(str(model), settings) == found
+    assert (found / "config.json").read_text() == '{"model_type": "tiny"}'
 
 
 def test_without_permission_to_list_the_usual_names_are_asked(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,9 @@ from fastload_common.config import Settings
 from fastload_common.errors import ConfigError
 from fastload_common.load import content_store
 from fastload_common.load.metadata import fetch_metadata
+from fastload_common.ranges import ByteRange, ObjectId
+from fastload_common.source.local import LocalSource
+from fastload_common.testing.fake_clock import FakeClock
 from tests.common.load.metadata_models import (
     entries,
     forget_entries,
@@ -119,6 +124,61 @@ def test_e05_what_a_dead_process_left_is_removed(tmp_path: Path, settings: Setti
         fetch_metadata(str(make_model(tmp_path / "m")), settings)
         assert [path.name for path in work.iterdir()] == [draft.path.name]
     assert left_overs(settings) == []
+
+
+def test_more_than_the_bound_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = Settings(cache_dir=tmp_path / "cache", cache_max_bytes=10)
+    fetch_metadata(str(make_model(tmp_path / "m")), settings)
+    [warning] = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert "more than FASTLOAD_CACHE_MAX_BYTES (10 B)" in warning.getMessage()
+
+
+def test_files_are_written_as_they_come(tmp_path: Path, settings: Settings) -> None:
+    """Never all bodies in memory: what is not being read has been written."""
+    model = make_model(tmp_path / "m")
+    for number in range(60):
+        (model / f"part-{number}.json").write_text("{}")
+    source = CountingSource(model, lambda: len(list((tmp_path / "cache").rglob("part-*.json"))))
+    fetch_metadata(str(model), settings, open_root=lambda *_: source)
+    assert source.begun == 60
+    assert source.most_unwritten <= 16
+
+
+class CountingSource(LocalSource):
+    """Counts the parts that were asked for and are not written yet."""
+
+    def __init__(self, directory: Path, count_written: Callable[[], int]) -> None:
+        super().__init__(directory)
+        self._count_written = count_written
+        self._lock = threading.Lock()
+        self.begun = 0
+        self.most_unwritten = 0
+
+    def read(self, object_id: ObjectId, byte_range: ByteRange | None = None) -> bytes:
+        if "/part-" in object_id.uri:
+            with self._lock:
+                self.begun += 1
+                unwritten = self.begun - self._count_written()
+                self.most_unwritten = max(self.most_unwritten, unwritten)
+        return super().read(object_id, byte_range)
+
+
+def test_a_stopped_process_with_the_lock_delays_and_does_not_hang(
+    tmp_path: Path, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, temporary = make_model(tmp_path / "m"), tmp_path / "tmp"
+    fetch_metadata(str(model), settings)
+    clock = FakeClock(auto=True)
+    started_s = clock.monotonic_s()
+    with open(tmp_path / "cache" / "metadata" / "lock") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        found = fetch_metadata(
+            str(model), settings, environ={"TMPDIR": str(temporary)}, clock=clock
+        )
+    assert found.is_relative_to(temporary)
+    assert content_store.LOCK_LIMIT_S <= clock.monotonic_s() - started_s < 11
+    [warning] = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert "has held its lock for 10 s" in warning.getMessage()
 
 
 def no_space(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
