@@ -64,6 +64,9 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         The exit code.
     """
+    if sys.stdout is None:
+        print("fastload: standard output is closed: there is nowhere to print to", file=sys.stderr)
+        return 2
     end = arguments.index("--") if "--" in arguments else len(arguments)
     debug = "--debug" in arguments[:end]
     rest = [word for word in arguments[:end] if word != "--debug"] + list(arguments[end:])

@@ -66,3 +66,9 @@ def test_e03_a_root_file_system_that_cannot_be_written(tmp_path: Path) -> None:
     # Where the temporary directory is a mount of its own it stays writable.
     writable = checks["cache directory"]["status"] == "ok"
     assert writable or "cannot be written" in checks["cache directory"]["found"]
+
+
+def test_closed_standard_output_is_one_line() -> None:
+    done = run(["sh", "-c", 'exec "$@" >&-', "sh"], "config")
+    assert done.returncode == 2
+    assert done.stderr == ("fastload: standard output is closed: there is nowhere to print to\n")
