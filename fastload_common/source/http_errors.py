@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import ssl
 
@@ -49,6 +50,8 @@ def _explain(error: OSError, connect_timeout_s: float, read_timeout_s: float) ->
             f"timed out (connecting: {connect_timeout_s:g} s, silence: {read_timeout_s:g} s)",
             "FASTLOAD_CONNECT_TIMEOUT_S and FASTLOAD_READ_TIMEOUT_S set these",
         )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"no socket: {error.strerror}", "raise the limit of open files (ulimit -n)"
     if isinstance(error, CLOSED):
         return "the connection was closed or reset by the other side", ""
     if isinstance(error, ssl.SSLError):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fastload_common.clock import Clock, SystemClock
 from fastload_common.config import Settings
@@ -55,10 +56,9 @@ class S3Source:
         found = []
         for page in self._session.pages(f"list {self.root}", **parameters):
             for row in page.get("Contents", ()):
-                key = row["Key"].removeprefix(prefix)
+                key = row.get("Key", "").removeprefix(prefix)
                 if key and not key.endswith("/"):
-                    uri = f"{self.root}/{key}"
-                    found.append(ListedObject(key, ObjectId(uri, row.get("ETag"), row["Size"])))
+                    found.append(ListedObject(key, self._object_id(key, row, "Size")))
         return sorted(found, key=lambda item: item.key)
 
     def stat(self, key: str) -> ObjectId:
@@ -68,7 +68,7 @@ class S3Source:
         except FastloadError as error:
             error.fields["uri"] = uri
             raise
-        return ObjectId(uri, reply.get("ETag"), reply["ContentLength"])
+        return self._object_id(key, reply, "ContentLength")
 
     def read(self, object_id: ObjectId, byte_range: ByteRange | None = None) -> bytes:
         byte_range = byte_range or ByteRange(0, object_id.size_bytes)
@@ -116,6 +116,19 @@ class S3Source:
 
     def __reduce__(self) -> tuple[type[S3Source], tuple[S3Location, Settings]]:
         return (S3Source, (self._location, self._settings))
+
+    def _object_id(self, key: str, said: Mapping[str, Any], size: str) -> ObjectId:
+        """From a row of a listing or the reply to a HEAD, whose ``size`` may be anything."""
+        uri = f"{self.root}/{key}"
+        size_bytes = said.get(size)
+        if not isinstance(size_bytes, int) or size_bytes < 0:
+            raise SourceError(
+                f"the store does not say how large {uri} is",
+                hint="the endpoint, or a proxy before it, does not answer as S3 does",
+                uri=uri,
+                found=size_bytes,
+            )
+        return ObjectId(uri, said.get("ETag"), size_bytes)
 
     def _full_key(self, key: str) -> str:
         if not key:

@@ -58,6 +58,7 @@ def client_error(error: Exception, asked: str, **facts: Any) -> FastloadError:
         facts: fields: uri, endpoint, region, credentials.
     """
     if isinstance(error, FastloadError):
+        error.fields |= facts | error.fields
         return error
     fault = fault_of(error)
     if fault is not None:
@@ -74,9 +75,7 @@ def _role_error(
     said = f": {fault.message}" if fault.message else ""
     facts |= {"status": fault.status, "code": fault.code, "request_id": fault.request_id}
     if operation == "AssumeRoleWithWebIdentity":
-        # From a profile they are not known here.
-        facts["role"] = environment().get("AWS_ROLE_ARN")
-        facts["token_file"] = environment().get("AWS_WEB_IDENTITY_TOKEN_FILE")
+        facts |= _web_identity()
     return AccessDeniedError(
         f"no credentials: {operation} failed{said}, so could not {asked}",
         hint="check the role's trust policy and the token's audience",
@@ -114,7 +113,8 @@ def _credential_error(error: Exception, asked: str, facts: dict[str, Any]) -> Fa
     )
     if isinstance(error, providers):
         return AccessDeniedError(
-            f"the configured credentials could not be had to {asked}: {_said(error)}", **facts
+            f"the configured credentials could not be had to {asked}: {_said(error)}",
+            **facts | _web_identity(),
         )
     return None
 
@@ -152,15 +152,30 @@ def _other_error(error: Exception, asked: str, facts: dict[str, Any]) -> Fastloa
         e.UnsupportedS3ArnError,
         e.UnsupportedS3ConfigurationError,
         e.ValidationError,
-        ValueError,
     )
-    if isinstance(error, configuration):
-        return ConfigError(f"could not {asked}: {_said(error)}", **facts)
+    # botocore checks the endpoint with a bare ValueError; a reply's numbers raise one, too.
+    if isinstance(error, configuration) or (
+        isinstance(error, ValueError) and "endpoint" in str(error)
+    ):
+        return ConfigError(
+            f"could not {asked}: {_said(error)}",
+            hint="these come from AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, AWS_REGION, and the "
+            "profile in the file that AWS_CONFIG_FILE names",
+            **facts,
+        )
     if isinstance(error, OSError):
         return AccessDeniedError(
-            f"a file of the AWS configuration could not be read: {error}", **facts
+            f"a file of the AWS configuration could not be read: {error}",
+            **facts | _web_identity(),
         )
     return SourceError(f"could not {asked}: {_said(error)}", **facts)
+
+
+def _web_identity() -> dict[str, str | None]:
+    """The role that the environment names, for messages; from a profile it is not known here."""
+    environ = environment()
+    names = {"role": "AWS_ROLE_ARN", "token_file": "AWS_WEB_IDENTITY_TOKEN_FILE"}
+    return {field: environ.get(variable) for field, variable in names.items()}
 
 
 def _inner(error: Exception) -> Exception:

@@ -149,6 +149,13 @@ def fault_error(fault: S3Fault, asked: str, *, pinned: bool = False, **facts: An
 
 def _elsewhere(fault: S3Fault, asked: str, facts: dict[str, Any]) -> SourceError:
     configured = facts.get("region") or "none"
+    if fault.region is not None and fault.region == configured:
+        return SourceError(
+            f"the store sends us from region {configured} to region {configured}: "
+            f"could not {asked}",
+            hint="check AWS_ENDPOINT_URL: a proxy or gateway may name a region that is not its own",
+            **facts,
+        )
     if fault.region is not None:
         return SourceError(
             f"the bucket is in region {fault.region}, not {configured}: could not {asked}",

@@ -11,10 +11,14 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from fastload_common.errors import SourceError
 from fastload_common.source.aws_session import discard_session
 from fastload_common.source.s3_target import S3Target
 
 __all__ = ["ProcessState"]
+
+_LISTINGS = (b"ListBucketResult", b"<Error")
+_LOOKED_AT_BYTES = 1000
 
 
 class ProcessState:
@@ -47,6 +51,24 @@ class ProcessState:
         self.local.request = request
         nothing: Any = {}
         return AWSResponse(request.url, 200, nothing, io.BytesIO())
+
+    def require_listing(self, response_dict: Any, **_: Any) -> None:
+        """botocore's ``before-parse``: what is neither a listing nor an error is no store's reply.
+
+        botocore would take it for an empty listing, or has made a 500 of a page with status 200.
+        """
+        status = response_dict["status_code"]
+        start = bytes(response_dict["body"][:_LOOKED_AT_BYTES])
+        is_page = b"<html" in start.lower()
+        if (status == 200 or (status == 500 and is_page)) and not any(
+            name in start for name in _LISTINGS
+        ):
+            raise SourceError(
+                "the endpoint's reply is no listing",
+                hint="AWS_ENDPOINT_URL must name the store's S3 interface: a console, a login page "
+                "or another service may answer there",
+                content_type=response_dict["headers"].get("content-type"),
+            )
 
     def only_when_asked(self, request: Any, **_: Any) -> Any:
         """botocore's ``before-send``: let only our own HeadBucket through, once.

@@ -274,6 +274,9 @@ class S3Session:
             # We never GET through the client: this event shows where it would, and how signed.
             client.meta.events.register("before-send.s3.GetObject", state.capture)
             client.meta.events.register("before-send.s3.HeadBucket", state.only_when_asked)
+            client.meta.events.register_first(
+                "before-parse.s3.ListObjectsV2", state.require_listing
+            )
             state.client = client
         return state.client
 

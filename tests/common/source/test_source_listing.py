@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastload_common.errors import AccessDeniedError, SourceUnavailableError
+from fastload_common.errors import AccessDeniedError, SourceError, SourceUnavailableError
 from fastload_common.testing.fault_server import Fault, FaultServer
 from tests.common.source.conftest import IMPATIENT, OpenS3
 
@@ -54,3 +54,52 @@ def test_listing_that_never_comes(fault_server: FaultServer, open_s3: OpenS3) ->
         open_s3("s3://bucket/m").list()
     # Each attempt is one request: nobody below retries too.
     assert len(fault_server.seen("GET")) - asked == caught.value.fields["attempts"] == 3
+
+
+PAGES = (
+    b"<!doctype html><html><head><link></head><body>Console</body></html>",
+    b"<html><body>log in</body></html>",
+    b"",
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_web_page_is_no_empty_listing(
+    fault_server: FaultServer, open_s3: OpenS3, page: bytes
+) -> None:
+    fault_server.put("bucket", "m/key", b"x")
+    fault_server.script("GET", "bucket", [], then=Fault(body=page))
+    with pytest.raises(SourceError, match="no listing") as caught:
+        open_s3("s3://bucket/m").list()
+    assert type(caught.value) is SourceError
+    assert "AWS_ENDPOINT_URL" in str(caught.value)
+    assert caught.value.fields["endpoint"] == fault_server.endpoint
+    assert len(fault_server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "size", ["", "<Size>-5</Size>", "<Size>x</Size>", f"<Size>{'9' * 5000}</Size>"]
+)
+def test_s01_row_without_a_size(fault_server: FaultServer, open_s3: OpenS3, size: str) -> None:
+    fault_server.put("bucket", "m/key", b"x")
+    row = f"<Contents><Key>m/key</Key>{size}</Contents>"
+    xml = f"<ListBucketResult><IsTruncated>false</IsTruncated>{row}</ListBucketResult>"
+    fault_server.script("GET", "bucket", [Fault(body=xml.encode())])
+    with pytest.raises(SourceError) as caught:
+        open_s3("s3://bucket/m").list()
+    assert "s3://bucket/m" in str(caught.value)
+
+
+def test_row_without_a_key_is_left_out(fault_server: FaultServer, open_s3: OpenS3) -> None:
+    fault_server.put("bucket", "m/key", b"x")
+    rows = "<Contents><Size>5</Size></Contents><Contents><Key>m/a</Key><Size>5</Size></Contents>"
+    xml = f"<ListBucketResult><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>"
+    fault_server.script("GET", "bucket", [Fault(body=xml.encode())])
+    assert [row.key for row in open_s3("s3://bucket/m").list()] == ["a"]
+
+
+def test_head_without_a_length(fault_server: FaultServer, open_s3: OpenS3) -> None:
+    fault_server.put("bucket", "m/key", b"x")
+    fault_server.script("HEAD", "bucket/m/key", [Fault(headers={"Content-Length": None})])
+    with pytest.raises(SourceError, match="how large s3://bucket/m/key is"):
+        open_s3("s3://bucket/m").stat("key")
