@@ -271,7 +271,9 @@ class LocalReceiver:
 
 
 def _identify(path: Path, status: os.stat_result) -> ObjectId:
-    token = f"{status.st_dev:x}-{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
+    # The mtime alone can be set back by whoever writes.
+    numbers = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    token = "-".join(f"{number:x}" for number in numbers)
     return ObjectId(file_uri(path), token, status.st_size)
 
 

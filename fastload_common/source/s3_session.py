@@ -42,6 +42,9 @@ _LOG = logging.getLogger(__name__)
 # The scope in a signature: .../20261130/eu-west-1/s3/aws4_request
 _SCOPE = re.compile(r"AWS4-HMAC-SHA256 Credential=[^,]*/\d{8}/([^/,]+)/([^/,]+)/aws4_request")
 _PROBE_KEY = "k"
+_BUNDLE_HINT = (
+    "AWS_CA_BUNDLE, the profile's ca_bundle, REQUESTS_CA_BUNDLE or SSL_CERT_FILE names it"
+)
 
 
 class S3Session:
@@ -157,14 +160,7 @@ class S3Session:
             return None
         with state.lock:
             if state.tls is None:
-                context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-                try:
-                    context.load_verify_locations(target.ca_bundle)
-                except (OSError, ssl.SSLError) as error:
-                    raise ConfigError(
-                        f"the CA bundle could not be loaded: {error}", ca_bundle=target.ca_bundle
-                    ) from error
-                state.tls = context
+                state.tls = _verifying_context(target.ca_bundle)
             return state.tls
 
     def learn_region(self) -> str | None:
@@ -359,10 +355,24 @@ def _ca_bundle(session: Any, ssl_cert_file: str | None) -> str | None:
     if not path.is_file():
         raise ConfigError(
             f"the CA bundle {found} does not exist or is no file",
-            hint="AWS_CA_BUNDLE, the profile's ca_bundle, REQUESTS_CA_BUNDLE or SSL_CERT_FILE "
-            "names it",
+            hint=_BUNDLE_HINT,
         )
+    # Here, because botocore would take a file without certificates for a fault of the network.
+    _verifying_context(str(path))
     return str(path)
+
+
+def _verifying_context(ca_bundle: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(ca_bundle)
+    except OSError as error:
+        raise ConfigError(
+            f"no certificates could be loaded from the CA bundle: {error}",
+            hint=_BUNDLE_HINT,
+            ca_bundle=ca_bundle,
+        ) from error
+    return context
 
 
 def _ca_file(verify: str | None) -> str:

@@ -332,6 +332,7 @@ def test_s12_token_file_missing(
     with pytest.raises(AccessDeniedError) as caught:
         open_s3("s3://bucket/m").list()
     assert str(tmp_path / "token") in str(caught.value)
+    assert "role/model-reader" in str(caught.value)
     assert no_keys.requests == []
 
 

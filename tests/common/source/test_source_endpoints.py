@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -10,10 +11,12 @@ from fastload_common.clock import SystemClock
 from fastload_common.config import Settings
 from fastload_common.errors import ConfigError, SourceError, SourceUnavailableError
 from fastload_common.ranges import ByteRange, ObjectId
+from fastload_common.source.http_errors import network_error
+from fastload_common.source.http_message import Endpoint
 from fastload_common.source.s3 import S3Source
 from fastload_common.source.s3_session import S3Session
 from fastload_common.source.uri import s3_location
-from fastload_common.testing.fault_server import FaultServer
+from fastload_common.testing.fault_server import Fault, FaultServer
 from tests.common.source.conftest import QUICK, OpenS3
 
 WriteConfig = Callable[[str, str], None]
@@ -109,8 +112,9 @@ def test_endpoint_that_is_no_url(
     open_s3: OpenS3, fault_server: FaultServer, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", value)
-    with pytest.raises(ConfigError, match="endpoint"):
+    with pytest.raises(ConfigError, match="endpoint") as caught:
         open_s3("s3://bucket/m").list()
+    assert "AWS_ENDPOINT_URL" in str(caught.value)
 
 
 # S07: addressing
@@ -254,11 +258,27 @@ def test_s08_no_redirect_loop(fault_server: FaultServer, open_s3: OpenS3) -> Non
     assert len(fault_server.seen("GET")) == 2
 
 
+def test_s08_sent_to_where_we_are(fault_server: FaultServer, open_s3: OpenS3) -> None:
+    etag = fault_server.put("bucket", "m/key", b"0123456789")
+    again = Fault(
+        status=301, code="PermanentRedirect", headers={"x-amz-bucket-region": "us-east-1"}
+    )
+    fault_server.script("GET", "bucket/m/key", [], then=again)
+    with pytest.raises(SourceError, match="from region us-east-1 to region us-east-1"):
+        open_s3("s3://bucket/m").read(ObjectId("s3://bucket/m/key", etag, 10))
+
+
+def test_no_descriptor_left_says_so() -> None:
+    error = OSError(errno.EMFILE, "Too many open files")
+    endpoint = Endpoint("host", 80, tls=False)
+    assert "ulimit -n" in str(network_error(error, endpoint, (1.0, 1.0), aborted=False))
+
+
 def test_region_that_is_none(open_s3: OpenS3, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_REGION", "not a region")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ENVKEY")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "env-secret")
-    with pytest.raises(ConfigError, match="not a region"):
+    with pytest.raises(ConfigError, match=r"not a region.*AWS_REGION"):
         open_s3("s3://bucket/m").list()
 
 

@@ -57,6 +57,7 @@ MISMATCHES = {
     "no range": (Fault(headers={"Content-Range": None}), "does not say which range"),
     "not a range": (Fault(headers={"Content-Range": "items 1-2/3"}), "no answer"),
     "unsatisfied form": (Fault(headers={"Content-Range": "bytes */5000"}), "no answer"),
+    "size unknown": (Fault(headers={"Content-Range": "bytes 100-299/*"}), "how large"),
     "status 204": (Fault(status=204), "no answer"),
     "length smaller": (Fault(headers={"Content-Length": "50"}), "announces 50 bytes"),
     "length larger": (Fault(headers={"Content-Length": "5000"}), "announces 5000 bytes"),

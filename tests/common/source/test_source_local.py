@@ -66,6 +66,20 @@ def test_written_in_place_is_a_change(directory: _Directory) -> None:
     receiver.close()
 
 
+def test_s21_written_in_place_with_the_time_set_back(directory: _Directory) -> None:
+    directory.write("key", bytes(range(200)))
+    object_id = directory.source.stat("key")
+    path = directory.path / "key"
+    before = os.stat(path)
+    # The kernel's clock has steps of milliseconds; until it has moved, nothing could be seen.
+    while os.stat(path).st_ctime_ns == before.st_ctime_ns:
+        path.write_bytes(bytes(200))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert os.stat(path).st_mtime_ns == before.st_mtime_ns
+    with pytest.raises(ObjectChangedError, match="written to"):
+        directory.source.read(object_id)
+
+
 def test_truncated_during_the_read(directory: _Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     directory.write("key", bytes(range(200)))
     object_id = directory.source.stat("key")

@@ -144,3 +144,20 @@ def test_bytes_left_over_under_tls_do_not_reach_the_next_reply(
     assert connections == [True, True, False]
     assert len(tls_server.seen("GET")) == 3
     receiver.close()
+
+
+@pytest.mark.parametrize("content", ["", "not a certificate\n"])
+def test_s06_bundle_without_certificates_is_named(
+    tls_server: FaultServer,
+    open_s3: OpenS3,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    content: str,
+) -> None:
+    bundle = tmp_path / "empty.pem"
+    bundle.write_text(content)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(bundle))
+    with pytest.raises(ConfigError, match="no certificates could be loaded") as caught:
+        open_s3("s3://bucket/m").list()
+    assert str(bundle) in str(caught.value)
+    assert "AWS_CA_BUNDLE" in str(caught.value)
