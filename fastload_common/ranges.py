@@ -42,7 +42,7 @@ class ObjectId:
     Attributes:
         uri: ``s3://bucket/key`` or an absolute ``file:///path``; safe to print.
         etag: what pins this state: S3's ETag with its quotes, or for a file a token made of
-            inode, size and mtime. None where the store has none.
+            inode, size, mtime and ctime. None where the store has none.
         size_bytes: size of the whole object.
         version_id: S3 version, where the bucket has versions.
     """
