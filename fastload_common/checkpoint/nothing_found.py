@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from fastload_common.checkpoint.wording import enumerate_some
 from fastload_common.errors import NoWeightsError
 
-__all__ = ["no_weights"]
+__all__ = ["named_like_a_file", "no_weights"]
 
 _CONVERT = (
     "only safetensors are loaded; convert the model, e.g. with transformers' "
     "save_pretrained(..., safe_serialization=True)"
 )
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_FILES = (".safetensors", ".json", ".gguf", *_PICKLES)
 _OTHER_FORMATS = (".onnx", ".h5", ".msgpack", ".npz", ".tflite")
 
 
@@ -36,13 +37,22 @@ def no_weights(
     return NoWeightsError(f"no safetensors weights to load in {root}: {found}", hint=hint)
 
 
+def named_like_a_file(root: str) -> str:
+    """What to give instead of a root that is one of a model's files; empty if it is none."""
+    folder, _, name = root.rpartition("/")
+    if not name.endswith(_FILES):
+        return ""
+    return f"{name} is named like a file; give the folder in which it stands, {folder}"
+
+
 def _instead(
     root: str, keys: Sequence[str], prefer: str, patterns: Sequence[str] | None
 ) -> tuple[str, str]:
     if not keys:
         return (
             "nothing stands there",
-            "check bucket and prefix; weights are looked for directly under it, not in folders",
+            named_like_a_file(root)
+            or "check bucket and prefix; weights are looked for directly under it, not in folders",
         )
     level = [key for key in keys if "/" not in key]
     safetensors = [key for key in level if key.endswith(".safetensors")]
@@ -74,16 +84,26 @@ def _instead(
     ):
         if files:
             return f"it holds {what}: {enumerate_some(files)}", todo
-    folders = sorted({key.split("/")[0] + "/" for key in keys if "/" in key})
-    if folders and not level:
-        return (
-            f"only folders: {enumerate_some(folders)}",
-            f"give one of them, e.g. {root}/{folders[0]}",
-        )
+    if not level:
+        return _only_folders(root, keys)
     return (
         f"it holds {enumerate_some(level)}",
         "give the folder in which the .safetensors files stand",
     )
+
+
+def _only_folders(root: str, keys: Sequence[str]) -> tuple[str, str]:
+    folders = sorted({key.split("/")[0] + "/" for key in keys})
+    models = sorted({_folder(key) for key in keys if key.endswith(".safetensors")})
+    weights = f"; weights stand in {enumerate_some(models)}" if models else ""
+    return (
+        f"only folders: {enumerate_some(folders)}{weights}",
+        f"give one of them, e.g. {root}/{(models or folders)[0]}",
+    )
+
+
+def _folder(key: str) -> str:
+    return key.rpartition("/")[0] + "/"
 
 
 def _ending(keys: Sequence[str], suffixes: tuple[str, ...], but: str = "\0") -> list[str]:

@@ -1,10 +1,29 @@
-"""When a refused listing leaves another way: asking for the files by their names. Pure."""
+"""List a model's root, and judge a refusal: whether asking for files by their names is left."""
 
 from __future__ import annotations
 
-from fastload_common.errors import AccessDeniedError
+from collections.abc import Sequence
 
-__all__ = ["only_listing_is_denied"]
+from fastload_common.checkpoint.nothing_found import named_like_a_file
+from fastload_common.errors import AccessDeniedError, ObjectMissingError
+from fastload_common.source.base import ListedObject, ObjectSource
+
+__all__ = ["list_root", "only_listing_is_denied"]
+
+
+def list_root(source: ObjectSource, *, recursive: bool) -> Sequence[ListedObject]:
+    """List, and say what to give instead where the root is a file.
+
+    Raises:
+        SourceError: as `ObjectSource.list` does.
+    """
+    try:
+        return source.list(recursive=recursive)
+    except ObjectMissingError as error:
+        hint = named_like_a_file(source.root)
+        if error.hint or not hint:
+            raise
+        raise ObjectMissingError(error.what, hint=hint, **error.fields) from None
 
 
 def only_listing_is_denied(error: AccessDeniedError) -> bool:

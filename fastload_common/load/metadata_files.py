@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fastload_common.checkpoint.patterns import matches_any
 from fastload_common.errors import AccessDeniedError, ObjectMissingError
 from fastload_common.load.all_at_once import all_at_once
-from fastload_common.load.listing import only_listing_is_denied
+from fastload_common.load.listing import list_root, only_listing_is_denied
 from fastload_common.source.base import ListedObject, ObjectSource
 from fastload_common.units import MIB, format_size
 
@@ -137,7 +137,7 @@ def list_or_guess(source: ObjectSource) -> Listing:
         ObjectMissingError: no such bucket or directory.
     """
     try:
-        return Listing(source.list(recursive=True), is_whole=True)
+        return Listing(list_root(source, recursive=True), is_whole=True)
     except AccessDeniedError as denied:
         if not only_listing_is_denied(denied):
             raise

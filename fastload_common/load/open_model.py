@@ -19,6 +19,7 @@ from fastload_common.checkpoint.layout import (
     missing_shards,
     usual_names,
 )
+from fastload_common.checkpoint.nothing_found import no_weights
 from fastload_common.checkpoint.records import Checkpoint, TensorEntry
 from fastload_common.checkpoint.wording import enumerate_some
 from fastload_common.config import Settings
@@ -32,7 +33,7 @@ from fastload_common.errors import (
     SourceError,
 )
 from fastload_common.load.all_at_once import all_at_once
-from fastload_common.load.listing import only_listing_is_denied
+from fastload_common.load.listing import list_root, only_listing_is_denied
 from fastload_common.load.phases import NoPhases, PhaseTimer
 from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.source.base import ListedObject, ObjectSource
@@ -138,16 +139,16 @@ class _Finder:
         recursive = any("/" in pattern or "**" in pattern for pattern in self.patterns or ())
         if listed is not None:
             level = {x.key: x.object_id for x in listed if recursive or "/" not in x.key}
-            return self._find_listed(level)
+            return self._find_listed(level, [x.key for x in listed])
         try:
-            listed = self.source.list(recursive=recursive)
+            listed = list_root(self.source, recursive=recursive)
         except AccessDeniedError as denied:
             if not only_listing_is_denied(denied):
                 raise
             return self._find_by_name(denied)
-        return self._find_listed({item.key: item.object_id for item in listed})
+        return self._find_listed({item.key: item.object_id for item in listed}, None)
 
-    def _find_listed(self, listed: dict[str, ObjectId]) -> _Found:
+    def _find_listed(self, listed: dict[str, ObjectId], below: Sequence[str] | None) -> _Found:
         root = self.source.root
         try:
             index_key = choose_index(listed, root=root, prefer=self.prefer, patterns=self.patterns)
@@ -162,7 +163,7 @@ class _Finder:
                 select=self.select,
             )
         except (NoWeightsError, ShardMissingError) as error:
-            raise self._with_layout_hint(error) from None
+            raise self._explained(error, () if listed else below) from None
         files = {key: listed[key] for key in choice.files if key in listed}
         files |= self._stat_files([key for key in choice.files if key not in listed], index)
         return _Found({key: files[key] for key in choice.files}, index, choice.ignored)
@@ -238,12 +239,26 @@ class _Finder:
         text = self.source.read(object_id) if object_id.size_bytes else b""
         return parse_index(text, key=key, root=self.source.root)
 
-    def _with_layout_hint(self, error: CheckpointError) -> CheckpointError:
-        """Add what the source knows of an odd layout, such as a hub cache's outer folder."""
+    def _explained(self, error: CheckpointError, below: Sequence[str] | None) -> CheckpointError:
+        """Add what is known of an odd layout, or of folders where nothing else stands.
+
+        Args:
+            below: keys in folders; None: not known, so they are listed.
+        """
         hint = layout_hint(self.source) or _hub_cache_hint(self.source)
         if not hint:
-            return error
+            if below is None:
+                below = _keys_or_none(self.source)
+            root = self.source.root
+            return no_weights(root, below, prefer=self.prefer) if below else error
         return type(error)(error.what, hint=f"{hint}; {error.hint}", **error.fields)
+
+
+def _keys_or_none(source: ObjectSource) -> list[str]:
+    try:
+        return [item.key for item in source.list(recursive=True)]
+    except SourceError:
+        return []
 
 
 def _hub_cache_hint(source: ObjectSource) -> str:

@@ -33,6 +33,7 @@ from fastload_common.testing.checkpoints import (
     write_index,
 )
 from fastload_common.testing.recording_source import RecordingSource, read_tensors
+from fastload_common.testing.s3_server import S3Server
 
 MakeSource = Callable[[Path], ObjectSource]
 SETTINGS = Settings()
@@ -250,6 +251,37 @@ def test_pickles_only(tmp_path: Path, make_source: MakeSource) -> None:
 def test_nothing_under_the_prefix(s3_bucket: str) -> None:
     source = open_source(f"s3://{s3_bucket}/nothing", SETTINGS)
     with pytest.raises(NoWeightsError, match=f"s3://{s3_bucket}/nothing: nothing stands there"):
+        open_checkpoint(source, SETTINGS)
+    source.close()
+
+
+@pytest.mark.parametrize("handed_on", [False, True])
+def test_a_folder_above_models_names_them(
+    tmp_path: Path, make_source: MakeSource, handed_on: bool
+) -> None:
+    for name in ("first", "team/second"):
+        write_checkpoint(tmp_path / name, tiny_layers())
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "README.md").write_text("x")
+    source = make_source(tmp_path)
+    listed = source.list() if handed_on else None
+    with pytest.raises(NoWeightsError, match="weights stand in first/, team/second/") as caught:
+        open_checkpoint(source, SETTINGS, listed=listed)
+    assert caught.value.hint.endswith(f"e.g. {source.root}/first/")
+
+
+def test_a_file_names_its_folder(tmp_path: Path) -> None:
+    (path,) = write_checkpoint(tmp_path, tiny_layers())
+    with pytest.raises(ObjectMissingError, match=rf"is named like a file.*{tmp_path}$"):
+        open_checkpoint(LocalSource(path), SETTINGS)
+
+
+@pytest.mark.s3
+def test_an_object_names_its_folder(s3_bucket: str, s3_server: S3Server, tmp_path: Path) -> None:
+    (path,) = write_checkpoint(tmp_path, tiny_layers())
+    s3_server.upload_dir(tmp_path, s3_bucket, "m")
+    source = open_source(f"s3://{s3_bucket}/m/{path.name}", SETTINGS)
+    with pytest.raises(NoWeightsError, match=rf"is named like a file.*s3://{s3_bucket}/m$"):
         open_checkpoint(source, SETTINGS)
     source.close()
 
