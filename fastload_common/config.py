@@ -119,7 +119,7 @@ OPTIONS: tuple[Option, ...] = (
         None,
         "Longest duration of one load as a whole; unset means no limit.",
         minimum=0.001,
-        maximum=30 * _DAY_S,
+        maximum=7 * _DAY_S,
     ),
     Option(
         "trace",

@@ -24,7 +24,8 @@ __all__ = ["Filled", "Run", "Staging", "StagingSlot"]
 _log = logging.getLogger(__name__)
 
 # A deadline is on the injected clock; a blocked consumer looks at it this often, in real time.
-_DEADLINE_POLL_S = 0.1
+# Without one as well: a signal that comes just before a thread blocks does not wake it.
+_POLL_S = 0.1
 # A silence longer than this is worth a line in the log, in real time.
 _STALL_WARNING_S = 30.0
 _MAX_NOTES = 5
@@ -208,7 +209,7 @@ class Run:
             seen.add(text)
 
     def _wait(self) -> Filled | None:
-        poll_s = _STALL_WARNING_S if self._deadline_s is None else _DEADLINE_POLL_S
+        poll_s = min(_POLL_S, _STALL_WARNING_S)
         waited_s = 0.0
         while True:
             try:
