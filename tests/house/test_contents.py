@@ -24,6 +24,7 @@ TOP_LEVEL = {
     "LICENSE",
     "Makefile",
     ".gitignore",
+    ".dockerignore",
     ".pre-commit-config.yaml",
 }
 
