@@ -7,6 +7,7 @@ reached is given up soon, since then a name or a policy is wrong.
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 
@@ -45,8 +46,11 @@ class SmallCalls:
         self._opened_s = clock.monotonic_s()
 
     def timeouts_s(self) -> tuple[float, float]:
-        """Of connecting and of silence, for a client that is made now."""
-        connect_s, read_s = self.settings.connect_timeout_s, self.settings.read_timeout_s
+        """Of connecting and of silence, for a client or a connection that is made now."""
+        # No attempt alone takes longer than the whole load may.
+        limit_s = math.inf if self.settings.deadline_s is None else self.settings.deadline_s
+        connect_s = min(limit_s, self.settings.connect_timeout_s)
+        read_s = min(limit_s, self.settings.read_timeout_s)
         if self.answered:
             return connect_s, read_s
         return min(connect_s, _FIRST_CONNECT_TIMEOUT_S), min(read_s, _FIRST_READ_TIMEOUT_S)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastload_common.clock import Clock, SystemClock
@@ -144,7 +145,11 @@ class S3Source:
             try:
                 receiver = idle.pop()
             except IndexError:
-                receiver = S3Receiver(self._session, self._location, self._settings, self._clock)
+                connect_s, read_s = self._session.small_calls.timeouts_s()
+                settings = replace(
+                    self._settings, connect_timeout_s=connect_s, read_timeout_s=read_s
+                )
+                receiver = S3Receiver(self._session, self._location, settings, self._clock)
             missing = ByteRange(byte_range.start + done_bytes, byte_range.end)
             try:
                 receiver.receive(object_id, missing, view[done_bytes:])
@@ -157,5 +162,6 @@ class S3Source:
                 receiver.close()
                 raise
             else:
+                self._session.small_calls.answered = True
                 idle.append(receiver)
                 return

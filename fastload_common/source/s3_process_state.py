@@ -44,6 +44,13 @@ class ProcessState:
         self.region = region or self.region
         self.generation += 1
 
+    def drop_client(self) -> None:
+        """Have the next call make a client; the caller holds the lock."""
+        client, self.client = self.client, None
+        if client is not None:
+            # A call of another thread that is just taking a connection fails, and is made again.
+            client.close()
+
     def capture(self, request: Any, **_: Any) -> Any:
         """botocore's ``before-send``: keep the request, and reply for the network."""
         from botocore.awsrequest import AWSResponse

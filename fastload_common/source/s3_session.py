@@ -232,7 +232,7 @@ class S3Session:
             if fault is None and state.timeouts_s != self.small_calls.timeouts_s():
                 # It was made for a store that had not answered yet; this one may be slow.
                 with state.lock:
-                    state.client = None
+                    state.drop_client()
             if fault is not None and self.renew_for(fault, target, renewed):
                 raise _RenewedError from None
             facts = target.facts()

@@ -100,6 +100,7 @@ def test_s24_after_the_first_answer_the_settings_count(
     calls = SmallCalls(Settings(), FakeClock(auto=True))
     assert calls.timeouts_s() == (3.0, 4.0)
     assert SmallCalls(Settings(read_timeout_s=0.5), FakeClock()).timeouts_s() == (3.0, 0.5)
+    assert SmallCalls(Settings(deadline_s=2.0), FakeClock()).timeouts_s() == (2.0, 2.0)
     with pytest.raises(AccessDeniedError):
         calls.begin("x").wait_or_raise(AccessDeniedError("denied", status=403))
     assert calls.timeouts_s() == (5.0, 20.0)
@@ -125,7 +126,7 @@ def test_s24_accepted_and_never_answered(
         with pytest.raises(SourceUnavailableError, match="not reached") as caught:
             open_s3("s3://bucket/m", Settings()).list()
         # With the settings' 20 s, five times, this test would take minutes.
-        assert caught.value.fields["attempts"] == 2
+        assert caught.value.fields["attempts"] <= 2
         assert caught.value.fields["endpoint"] == endpoint
 
 
@@ -150,6 +151,17 @@ def test_deadline_counts_from_opening_and_ends_small_calls(
         source.list()
     assert len(fault_server.requests) == asked
     source.close()
+
+
+def test_deadline_shortens_the_wait_for_a_silent_header_read(
+    fault_server: FaultServer, open_s3: OpenS3
+) -> None:
+    fault_server.put("bucket", "m/key", DATA)
+    source = open_s3("s3://bucket/m", Settings(deadline_s=1.0, max_attempts=1))
+    object_id = source.stat("key")
+    fault_server.script("GET", "bucket/m/key", [], then=Fault(stall_after_bytes=3))
+    with pytest.raises(SourceUnavailableError, match=r"silence: 1 s|may take 1 s"):
+        source.read(object_id)
 
 
 def test_wrong_answers_are_not_repeated(
