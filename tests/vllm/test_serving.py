@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from fastload_common.testing.s3_server import S3Server
+from fastload_common.testing.vllm_cpu import add_vllm_metadata
 
 pytestmark = [
     pytest.mark.engine,
@@ -75,7 +76,7 @@ def variables(
     for directory in models.iterdir():
         s3_server.upload_dir(directory, BUCKET, directory.name)
     work = tmp_path_factory.mktemp("work")
-    names = distribution_named_vllm(work)
+    names = add_vllm_metadata(work / "names")
     (names / "sitecustomize.py").write_text(NOTE_HOSTS)
     return s3_server.environ() | {
         "FASTLOAD_CACHE_DIR": str(work / "cache"),
@@ -85,21 +86,6 @@ def variables(
         "PYTHONPATH": f"{names}{os.pathsep}{ROOT}",
         "TEST_HOSTS": str(work / "hosts"),
     }
-
-
-def distribution_named_vllm(work: Path) -> Path:
-    """The CPU build is the distribution ``vllm-cpu``, but the command asks for ``vllm``."""
-    directory = work / "names"
-    directory.mkdir()
-    try:
-        importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        version = importlib.metadata.version("vllm-cpu") + "+cpu"
-        info = directory / f"vllm-{version}.dist-info"
-        info.mkdir()
-        text = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
-        (info / "METADATA").write_text(text)
-    return directory
 
 
 def run(arguments: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:

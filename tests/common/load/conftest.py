@@ -14,6 +14,7 @@ from fastload_common.config import Settings, load_settings
 from fastload_common.source.base import ObjectSource
 from fastload_common.source.registry import open_source
 from fastload_common.testing.s3_server import S3Server
+from tests.common.load.metadata_models import forget_entries
 
 SETTINGS = Settings()
 
@@ -74,3 +75,10 @@ def directory(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> Path:
 @pytest.fixture
 def settings() -> Settings:
     return load_settings({"progress": "off", "chunk_bytes": "64KiB", "memory_bytes": "1MiB"}, {})
+
+
+@pytest.fixture(autouse=True)
+def _release() -> Iterator[None]:
+    """Entries are held until the process ends; a test's must not outlive it."""
+    yield
+    forget_entries()

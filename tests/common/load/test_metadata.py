@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,20 +30,12 @@ from fastload_common.testing.s3_server import S3Server
 from tests.common.load.metadata_models import (
     TENSORS,
     entries,
-    forget_entries,
     left_overs,
     make_model,
     names_in,
 )
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(autouse=True)
-def _release() -> Iterator[None]:
-    """Entries are held until the process ends; a test's must not outlive it."""
-    yield
-    forget_entries()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,13 +30,6 @@ from tests.common.load.metadata_models import (
 )
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(autouse=True)
-def _release() -> Iterator[None]:
-    """Entries are held until the process ends; a test's must not outlive it."""
-    yield
-    forget_entries()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,16 +16,9 @@ from fastload_common.errors import ObjectChangedError
 from fastload_common.load.metadata import fetch_metadata
 from fastload_common.source.base import ListedObject
 from fastload_common.testing.recording_source import RecordingSource
-from tests.common.load.metadata_models import entries, forget_entries, make_model, names_in
+from tests.common.load.metadata_models import entries, make_model, names_in
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(autouse=True)
-def _release() -> Iterator[None]:
-    """Entries are held until the process ends; a test's must not outlive it."""
-    yield
-    forget_entries()
 
 
 @pytest.fixture
