@@ -51,6 +51,10 @@ Weights = Iterable[tuple[str, torch.Tensor]]
 _MISFITS = (AssertionError, AttributeError, KeyError, IndexError, ValueError)
 
 
+# Reading whole tensors instead would need more of it.
+_NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
+
+
 @dataclass(frozen=True, slots=True)
 class WeightSource:
     """Where weights come from.
@@ -178,6 +182,8 @@ class LoadSession:
                 result = self._trace(recorder, consume)
             self._current = None  # which tensor a later error is about is not known
             self._place_all(recorder)
+        except _NO_MEMORY:
+            raise
         except Exception as error:
             if isinstance(error, GeometryError):
                 # Under its public name; the other bases are for the engine's own code.
@@ -291,7 +297,6 @@ class LoadSession:
                 f"{undone} of {len(transfers)} copies were not done",
                 hint="this is a fault of fastload: please report it",
             )
-        recorder.ledger.forget(transfers)
 
     def _finish(self, recorder: Recorder, model: torch.nn.Module | None) -> None:
         if model is not None:
@@ -341,7 +346,7 @@ class LoadSession:
         handed_out = self.tensors()
         try:
             return consume(handed_out)
-        except (FastloadError, MemoryError, torch.OutOfMemoryError):
+        except (FastloadError, *_NO_MEMORY):
             raise
         except Exception as error:
             if self._current is None:

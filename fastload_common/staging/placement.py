@@ -78,11 +78,6 @@ class Placement:
         self._at: torch.Tensor | None = None
         self._unit = dtype  # of which the box counts its elements
 
-    @property
-    def held_bytes(self) -> int:
-        """Private memory that this placement needs until it is finished."""
-        return self._view.span * self.read.itemsize_bytes if self._own else 0
-
     def take(self, chunk: ChunkBytes) -> None:
         """Copy what a chunk holds of this read. Each chunk of the read must come once."""
         if self._at is None and self._raw is None:

@@ -37,6 +37,21 @@ def test_what_lazy_tensors_cannot_do_is_done_with_real_ones(
     assert "could not be traced" in caplog.text
 
 
+@pytest.mark.parametrize("error", [MemoryError("no room"), torch.OutOfMemoryError("no room")])
+def test_want_of_memory_is_no_reason_to_read_again(
+    error: Exception, directory: Path, settings: Settings, tensors: dict[str, torch.Tensor]
+) -> None:
+    passes = []
+
+    def exhausting(weights: Weights) -> None:
+        passes.append(next(iter(weights))[0])
+        raise error
+
+    with pytest.raises(type(error), match="no room"):
+        load(directory, settings, Model(tensors), exhausting)
+    assert len(passes) == 1
+
+
 def test_a_shape_changed_in_place_is_read_eagerly(
     directory: Path, settings: Settings, tensors: dict[str, torch.Tensor]
 ) -> None:
