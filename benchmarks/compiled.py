@@ -1,16 +1,33 @@
-"""Builds the small C programs beside this file on demand, and runs the range server."""
+"""Builds the small C programs beside this file on demand."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 from pathlib import Path
-from types import TracebackType
 
-__all__ = ["RangeServer", "build", "find_compiler", "word_at"]
+__all__ = ["NO_COMPILER", "NO_TLS", "Programs", "build", "find_compiler"]
+
+NO_COMPILER = "skipped: no C compiler (cc, gcc or clang)"
+NO_TLS = "skipped TLS: no OpenSSL headers"
 
 _SOURCES = Path(__file__).parent / "native"
-_GOLDEN = 0x9E3779B97F4A7C15
+_SERVER = ("s3_server.c", "content.c", "pace.c", "wire.c")
+_CLIENT = ("range_client.c",)
+
+
+class Programs:
+    """Paths of the built programs.
+
+    Attributes:
+        server, client: the store (s3_server.c) and the floor (range_client.c).
+        tls: whether both know TLS.
+    """
+
+    def __init__(self, directory: Path, *, tls: bool) -> None:
+        self.server = directory / "s3_server"
+        self.client = directory / "range_client"
+        self.tls = tls
 
 
 def find_compiler() -> str | None:
@@ -18,54 +35,38 @@ def find_compiler() -> str | None:
     return next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
 
 
-def build(name: str, directory: Path) -> Path:
-    """Compile ``native/<name>.c`` into the directory; the program's path.
+def build(directory: Path) -> Programs:
+    """Compile everything into the directory, with TLS where OpenSSL's headers are installed.
 
     Raises:
         subprocess.CalledProcessError: the compiler failed; its output is in ``stderr``.
     """
     compiler = find_compiler()
     if compiler is None:
-        raise RuntimeError("no C compiler")
-    program = directory / name
-    subprocess.run(
-        [compiler, "-O2", "-o", program, _SOURCES / f"{name}.c", "-lpthread"],
-        check=True,
+        raise RuntimeError(NO_COMPILER)
+    programs = Programs(directory, tls=_has_openssl(compiler))
+    options = ["-O2", "-Wall", "-Wextra", "-Werror"]
+    libraries = ["-lpthread"]
+    if programs.tls:
+        options.append("-DWITH_TLS")
+        libraries += ["-lssl", "-lcrypto"]
+    for program, names in ((programs.server, _SERVER), (programs.client, _CLIENT)):
+        sources = [_SOURCES / name for name in names]
+        subprocess.run(
+            [compiler, *options, "-o", program, *sources, *libraries],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    return programs
+
+
+def _has_openssl(compiler: str) -> bool:
+    probe = subprocess.run(
+        [compiler, "-E", "-x", "c", "-"],
+        input="#include <openssl/ssl.h>\n",
         capture_output=True,
         text=True,
+        check=False,
     )
-    return program
-
-
-def word_at(offset: int) -> int:
-    """The object's 64-bit word at a multiple of 8 bytes (see range_server.c)."""
-    return offset // 8 * _GOLDEN % 2**64
-
-
-class RangeServer:
-    """One object in memory behind HTTP, in a process of its own that ends with this one.
-
-    Attributes:
-        port: on 127.0.0.1, once entered.
-    """
-
-    def __init__(self, program: Path, object_bytes: int) -> None:
-        self._command = [str(program), str(object_bytes)]
-        self.port = 0
-
-    def __enter__(self) -> RangeServer:
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self._process.stdout is not None
-        self.port = int(self._process.stdout.readline())
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        # Its standard input closes: the server exits by itself.
-        self._process.communicate()
+    return probe.returncode == 0

@@ -1,11 +1,12 @@
-/* The floor: the least that a client in C needs to receive an object by ranges over HTTP/1.1.
+/* The floor: the least that a client in C needs to receive objects by ranges over HTTP/1.1.
  *
- *     range_client PORT OBJECT_BYTES TOTAL_BYTES CHUNK_BYTES CONNECTIONS
+ *     range_client PORT CHUNK_BYTES CONNECTIONS AUTHORITY NAME:BYTES...
  *
- * One thread, connection and buffer per connection; chunks of the object, over and over, until
- * TOTAL_BYTES have come. `recv` with MSG_WAITALL straight into the buffer. Connections are open
- * and buffers touched before the measurement. Checks the first and last word of every chunk.
- * Prints one line of JSON: {"cpu_s": ..., "wall_s": ...}.
+ * AUTHORITY is a PEM file for TLS, or "-" for plain HTTP. One thread, connection and buffer for
+ * each connection; all chunks of all objects in order. `recv` with MSG_WAITALL, or SSL_read with
+ * read-ahead, straight into the buffer. Connections are open and buffers touched before the
+ * measurement. Checks the first and last word of every chunk (see content.h).
+ * Prints one line of JSON: {"cpu_s": ..., "wall_s": ..., "bytes": ...}.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -21,10 +22,20 @@
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef WITH_TLS
+#include <openssl/ssl.h>
+static SSL_CTX *context;
+#endif
 
-enum { HEAD_LIMIT = 4096, WARM_ROUNDS = 2 };
-static long port, object_bytes, total_bytes, chunk_bytes, connections;
-static long next_chunk;
+#include "content.h"
+
+enum { HEAD_LIMIT = 4096, WARM_ROUNDS = 2, FIRST_OBJECT = 5 };
+struct chunk {
+    const char *name;
+    long start, size;
+};
+static struct chunk *chunks;
+static long port, chunk_bytes, connections, chunk_count, total_bytes, next_chunk;
 static pthread_barrier_t barrier;
 
 static void die(const char *what) {
@@ -32,69 +43,124 @@ static void die(const char *what) {
     exit(1);
 }
 
-static int open_connection(void) {
+static struct wire open_connection(void) {
     int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     if (connect(fd, (struct sockaddr *)&address, sizeof address)) die("connect");
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    return fd;
-}
-
-static void check(const char *buffer, long offset, long size) {
-    uint64_t word;
-    memcpy(&word, buffer, 8);
-    int good = word == (uint64_t)(offset / 8) * 0x9E3779B97F4A7C15u;
-    memcpy(&word, buffer + size - 8, 8);
-    good &= word == (uint64_t)((offset + size) / 8 - 1) * 0x9E3779B97F4A7C15u;
-    if (!good) {
-        fprintf(stderr, "wrong bytes at %ld\n", offset);
-        exit(1);
+    struct wire wire = {.fd = fd};
+#ifdef WITH_TLS
+    if (context) {
+        SSL *tls = SSL_new(context);
+        SSL_set_fd(tls, fd);
+        SSL_set_tlsext_host_name(tls, "localhost");
+        SSL_set1_host(tls, "localhost");
+        if (SSL_connect(tls) != 1) die("TLS");
+        wire.tls = tls;
     }
+#endif
+    return wire;
 }
 
-static void get(int fd, char *buffer, long offset, long size) {
+static void use_authority(const char *file) {
+    if (!strcmp(file, "-")) return;
+#ifdef WITH_TLS
+    context = SSL_CTX_new(TLS_client_method());
+    if (SSL_CTX_load_verify_locations(context, file, NULL) != 1) die(file);
+    SSL_CTX_set_verify(context, SSL_VERIFY_PEER, NULL);
+    SSL_CTX_set_read_ahead(context, 1);
+#else
+    fprintf(stderr, "built without TLS\n");
+    exit(1);
+#endif
+}
+
+static ssize_t receive(struct wire *wire, char *buffer, long size, int flags) {
+#ifdef WITH_TLS
+    if (wire->tls) return SSL_read(wire->tls, buffer, size);
+#endif
+    return recv(wire->fd, buffer, size, flags);
+}
+
+static void transmit(struct wire *wire, const char *data, int size) {
+#ifdef WITH_TLS
+    if (wire->tls) {
+        if (SSL_write(wire->tls, data, size) != size) die("send");
+        return;
+    }
+#endif
+    if (send(wire->fd, data, size, MSG_NOSIGNAL) != size) die("send");
+}
+
+static int is_right(const char *data, long offset) {
+    uint64_t word;
+    memcpy(&word, data, 8);
+    return offset < HEADER_BYTES ||
+           word == (uint64_t)(offset % PERIOD_BYTES / 8) * 0x9E3779B97F4A7C15u;
+}
+
+static void get(struct wire *wire, char *buffer, const struct chunk *chunk) {
     char head[HEAD_LIMIT];
     int length = snprintf(head, sizeof head,
-                          "GET /bucket/object HTTP/1.1\r\nHost: 127.0.0.1:%ld\r\n"
+                          "GET /bucket/%s HTTP/1.1\r\nHost: 127.0.0.1:%ld\r\n"
                           "Range: bytes=%ld-%ld\r\n\r\n",
-                          port, offset, offset + size - 1);
-    if (send(fd, head, length, MSG_NOSIGNAL) != length) die("send");
+                          chunk->name, port, chunk->start, chunk->start + chunk->size - 1);
+    transmit(wire, head, length);
     long have = 0;
     char *end = NULL;
     while (!end) {
-        ssize_t got = recv(fd, head + have, sizeof head - have, 0);
-        if (got <= 0) die("recv");
+        ssize_t got = receive(wire, head + have, sizeof head - have, 0);
+        if (got <= 0) die("receive");
         have += got;
         end = memmem(head, have, "\r\n\r\n", 4);
     }
     if (memcmp(head + 9, "206", 3)) die("status");
     long body = have - (end + 4 - head);
     memcpy(buffer, end + 4, body);
-    while (body < size) {
-        ssize_t got = recv(fd, buffer + body, size - body, MSG_WAITALL);
-        if (got <= 0) die("recv");
+    while (body < chunk->size) {
+        ssize_t got = receive(wire, buffer + body, chunk->size - body, MSG_WAITALL);
+        if (got <= 0) die("receive");
         body += got;
     }
-    check(buffer, offset, size);
+    if (!is_right(buffer, chunk->start) ||
+        !is_right(buffer + body - 8, chunk->start + chunk->size - 8)) {
+        fprintf(stderr, "wrong bytes at %ld\n", chunk->start);
+        exit(1);
+    }
 }
 
 static void *work(void *unused) {
     char *buffer = mmap(NULL, chunk_bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (buffer == MAP_FAILED) die("mmap");
-    int fd = open_connection();
-    for (int i = 0; i < WARM_ROUNDS; i++) get(fd, buffer, 0, chunk_bytes);
+    struct wire wire = open_connection();
+    for (int i = 0; i < WARM_ROUNDS; i++) get(&wire, buffer, chunks);
     pthread_barrier_wait(&barrier);
     pthread_barrier_wait(&barrier);
-    long chunks = total_bytes / chunk_bytes, chunks_of_object = object_bytes / chunk_bytes;
     for (;;) {
         long chunk = __sync_fetch_and_add(&next_chunk, 1);
-        if (chunk >= chunks) break;
-        get(fd, buffer, chunk % chunks_of_object * chunk_bytes, chunk_bytes);
+        if (chunk >= chunk_count) break;
+        get(&wire, buffer, chunks + chunk);
     }
     pthread_barrier_wait(&barrier);
     return unused;
+}
+
+static void plan(int count, char **specifications) {
+    for (int i = 0; i < count; i++) {
+        char *colon = strrchr(specifications[i], ':');
+        if (!colon) die(specifications[i]);
+        *colon = 0;
+        long object_bytes = atol(colon + 1);
+        total_bytes += object_bytes;
+        for (long start = 0; start < object_bytes; start += chunk_bytes) {
+            long left = object_bytes - start;
+            chunks = realloc(chunks, (chunk_count + 1) * sizeof *chunks);
+            chunks[chunk_count++] = (struct chunk){specifications[i], start,
+                                                   left < chunk_bytes ? left : chunk_bytes};
+        }
+    }
 }
 
 static double cpu_s(void) {
@@ -111,15 +177,15 @@ static double wall_s(void) {
 }
 
 int main(int count, char **arguments) {
-    if (count != 6) {
-        fprintf(stderr, "usage: range_client PORT OBJECT TOTAL CHUNK CONNECTIONS\n");
+    if (count <= FIRST_OBJECT) {
+        fprintf(stderr, "usage: range_client PORT CHUNK CONNECTIONS AUTHORITY NAME:BYTES...\n");
         return 2;
     }
     port = atol(arguments[1]);
-    object_bytes = atol(arguments[2]);
-    total_bytes = atol(arguments[3]);
-    chunk_bytes = atol(arguments[4]);
-    connections = atol(arguments[5]);
+    chunk_bytes = atol(arguments[2]);
+    connections = atol(arguments[3]);
+    use_authority(arguments[4]);
+    plan(count - FIRST_OBJECT, arguments + FIRST_OBJECT);
     pthread_barrier_init(&barrier, NULL, connections + 1);
     for (long i = 0; i < connections; i++) {
         pthread_t thread;
@@ -130,6 +196,7 @@ int main(int count, char **arguments) {
     double cpu = cpu_s(), wall = wall_s();
     pthread_barrier_wait(&barrier);
     pthread_barrier_wait(&barrier);
-    printf("{\"cpu_s\": %.6f, \"wall_s\": %.6f}\n", cpu_s() - cpu, wall_s() - wall);
+    printf("{\"cpu_s\": %.6f, \"wall_s\": %.6f, \"bytes\": %ld}\n", cpu_s() - cpu,
+           wall_s() - wall, total_bytes);
     return 0;
 }

@@ -1,0 +1,59 @@
+"""Our whole receiving path: S3 source with signing, fetcher, staging memory."""
+
+from __future__ import annotations
+
+from benchmarks.work import BUCKET, Item, Work, check
+from fastload_common.clock import SystemClock
+from fastload_common.config import Settings
+from fastload_common.plan.records import Chunk
+from fastload_common.ranges import ByteRange
+from fastload_common.source.registry import open_source
+from fastload_common.staging.arena import Arena
+from fastload_common.staging.memory_limit import staging_budget
+from fastload_common.transfer.fetcher import Fetcher
+from fastload_common.transfer.policy import TransferPolicy
+from fastload_common.transfer.stats import TransferStats
+
+
+class FastloadClient:
+    """Chunks of the settings' size through one `Fetcher`."""
+
+    def __init__(self, work: Work) -> None:
+        given = {"concurrency": work.connections, "chunk_bytes": work.chunk_bytes}
+        options = dict(work.options or {})
+        self._pause_s = options.pop("pause_s", 0.0)
+        settings = Settings(**{name: value for name, value in given.items() if value}, **options)
+        self._source = open_source(f"s3://{BUCKET}", settings)
+        # As a load does: one listing gives the identity of every object.
+        self._ids = {listed.key: listed.object_id for listed in self._source.list()}
+        self._chunk_bytes = settings.chunk_bytes
+        slots = max(1, staging_budget(settings).bytes // settings.chunk_bytes)
+        self._arena = Arena(settings.chunk_bytes, slots)
+        policy = TransferPolicy.from_settings(settings)
+        self.stats = TransferStats()
+        self._fetcher = Fetcher(self._source, self._arena, policy, SystemClock(), self.stats)
+
+    def receive(self, items: tuple[Item, ...]) -> int:
+        received_bytes = 0
+        for filled in self._fetcher.fetch(self._chunks(items)):
+            check(filled.data, filled.chunk.byte_range.start)
+            received_bytes += len(filled.data)
+            filled.release()
+        return received_bytes
+
+    def close(self) -> None:
+        self._fetcher.close()
+        self._arena.close()
+        self._source.close()
+
+    def _chunks(self, items: tuple[Item, ...]) -> list[Chunk]:
+        chunks = []
+        for item in items:
+            for start in range(0, item.size_bytes, self._chunk_bytes):
+                end = min(start + self._chunk_bytes, item.size_bytes)
+                chunks.append(Chunk(self._ids[item.name], ByteRange(start, end), end - start))
+        return chunks
+
+
+def open_client(work: Work) -> FastloadClient:
+    return FastloadClient(work)

@@ -1,0 +1,54 @@
+"""s5cmd: one `cp` of all objects into files in memory; the whole process counts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.work import BUCKET, Item, Work, check
+from fastload_common.config import environment
+from fastload_common.units import MIB
+
+
+class S5Client:
+    """No warm-up is possible: each call is a new process."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._program = str(Path(sys.executable).with_name("s5cmd"))
+
+    def receive(self, items: tuple[Item, ...]) -> int:
+        memory = Path("/dev/shm")
+        part_mib = max(5, self._work.chunk_bytes // MIB)
+        with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as directory:
+            commands = "\n".join(
+                f"cp --concurrency {self._work.connections} --part-size {part_mib} "
+                f"s3://{BUCKET}/{item.name} {directory}/{item.name}"
+                for item in items
+            )
+            endpoint = environment()["AWS_ENDPOINT_URL"]
+            subprocess.run(
+                [self._program, "--endpoint-url", endpoint, "--log", "error", "run"],
+                input=commands,
+                check=True,
+                text=True,
+            )
+            return sum(_size_of_checked(Path(directory, item.name)) for item in items)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _size_of_checked(file: Path) -> int:
+    size_bytes = file.stat().st_size
+    with file.open("rb") as opened:
+        for start in range(0, size_bytes, MIB):
+            opened.seek(start)
+            check(opened.read(8), start)
+    return size_bytes
+
+
+def open_client(work: Work) -> S5Client:
+    return S5Client(work)
