@@ -130,6 +130,14 @@ OPTIONS: tuple[Option, ...] = (
         choices=("lazy", "eager"),
     ),
     Option(
+        "verify",
+        "choice",
+        "off",
+        "Compare objects with the CRC that the store keeps of them. covered: those that this load "
+        "reads completely. full: the rest of the others is read as well, only for that.",
+        choices=("off", "covered", "full"),
+    ),
+    Option(
         "anonymous",
         "flag",
         False,
@@ -191,6 +199,7 @@ class Settings:
     read_timeout_s: float = _BY_NAME["read_timeout_s"].default
     deadline_s: float | None = _BY_NAME["deadline_s"].default
     trace: str = _BY_NAME["trace"].default
+    verify: str = _BY_NAME["verify"].default
     anonymous: bool = _BY_NAME["anonymous"].default
     cache_dir: Path | None = _BY_NAME["cache_dir"].default
     cache_max_bytes: int = _BY_NAME["cache_max_bytes"].default

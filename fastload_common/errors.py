@@ -8,6 +8,7 @@
     │   ├── AccessDeniedError       credentials absent, wrong, expired or not allowed
     │   ├── ObjectChangedError      replaced while it was being read
     │   ├── RangeMismatchError      the reply is not the range that was asked
+    │   ├── ChecksumMismatchError   the bytes are not those whose checksum the store keeps
     │   └── SourceUnavailableError  network, TLS, throttling, server faults
     ├── CheckpointError             the model's files
     │   ├── NoWeightsError          nothing that we can load under this URI
@@ -34,6 +35,7 @@ from typing import Any, ClassVar
 __all__ = [
     "AccessDeniedError",
     "CheckpointError",
+    "ChecksumMismatchError",
     "ConfigError",
     "DeadlineError",
     "EngineUnsupportedError",
@@ -127,6 +129,10 @@ class ObjectChangedError(SourceError):
 
 class RangeMismatchError(SourceError):
     """The reply is not the range that was asked (status, Content-Range, length)."""
+
+
+class ChecksumMismatchError(SourceError):
+    """The bytes that arrived are not those whose checksum the store keeps."""
 
 
 class SourceUnavailableError(SourceError):

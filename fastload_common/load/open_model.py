@@ -65,6 +65,7 @@ def open_checkpoint(
     listed: Sequence[ListedObject] | None = None,
     threads: int = 16,
     phases: PhaseTimer | None = None,
+    see_start: Callable[[ObjectId, bytes], None] | None = None,
 ) -> Checkpoint:
     """Find out which tensor lies where.
 
@@ -78,6 +79,7 @@ def open_checkpoint(
             checkpoint is then of that state. Else it is listed here.
         threads: shards whose headers are read at the same time.
         phases: told of the phases ``list`` and ``headers``.
+        see_start: told the index and the headers as they were read; called from any thread.
 
     Raises:
         NoWeightsError: nothing that can be loaded.
@@ -88,12 +90,15 @@ def open_checkpoint(
     """
     phases = phases or NoPhases()
     with phases.phase("list"):
-        found = _Finder(source, settings, prefer, patterns, select, threads).find(listed)
+        finder = _Finder(source, settings, prefer, patterns, select, threads, see_start)
+        found = finder.find(listed)
     _tell_ignored(source.root, found.ignored)
     with phases.phase("headers"):
         guesses = _guess_header_bytes(found.index)
         shards = all_at_once(
-            lambda item: ShardHeader(*item, _read_header(source, item[1], guesses.get(item[0], 0))),
+            lambda item: ShardHeader(
+                *item, _read_header(source, item[1], guesses.get(item[0], 0), see_start)
+            ),
             list(found.files.items()),
             threads=threads,
         )
@@ -133,6 +138,7 @@ class _Finder:
     patterns: Sequence[str] | None
     select: Callable[[str], bool] | None
     threads: int
+    see_start: Callable[[ObjectId, bytes], None] | None
 
     def find(self, listed: Sequence[ListedObject] | None) -> _Found:
         # Folders below a model can hold many objects (old checkpoints): not listed unless asked.
@@ -237,6 +243,8 @@ class _Finder:
                 limit_bytes=_MAX_INDEX_BYTES,
             )
         text = self.source.read(object_id) if object_id.size_bytes else b""
+        if self.see_start is not None:
+            self.see_start(object_id, text)
         return parse_index(text, key=key, root=self.source.root)
 
     def _explained(self, error: CheckpointError, below: Sequence[str] | None) -> CheckpointError:
@@ -278,7 +286,12 @@ def _guess_header_bytes(index: CheckpointIndex | None) -> dict[str, int]:
     return guesses
 
 
-def _read_header(source: ObjectSource, object_id: ObjectId, guess_bytes: int) -> Header:
+def _read_header(
+    source: ObjectSource,
+    object_id: ObjectId,
+    guess_bytes: int,
+    see_start: Callable[[ObjectId, bytes], None] | None,
+) -> Header:
     """Read and parse one header with at most two requests."""
     wanted_bytes = max(_FIRST_READ_BYTES, min(guess_bytes, _MAX_GUESS_BYTES))
     prefix = _read(source, object_id, 0, min(wanted_bytes, object_id.size_bytes))
@@ -288,6 +301,8 @@ def _read_header(source: ObjectSource, object_id: ObjectId, guess_bytes: int) ->
         header = parse_header(prefix, object_id)
     if isinstance(header, NeedMore):
         raise AssertionError("a header's length is known from its first eight bytes")
+    if see_start is not None:
+        see_start(object_id, prefix[: header.header_bytes])
     return header
 
 

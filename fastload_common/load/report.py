@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 
-PHASES: tuple[str, ...] = ("list", "headers", "trace", "plan", "fetch", "place", "finish")
-"""The phases of a load in their usual order; fetch and place interleave."""
+PHASES: tuple[str, ...] = ("list", "headers", "trace", "plan", "fetch", "verify", "place", "finish")
+"""The phases of a load in their usual order; fetch, verify and place interleave."""
 
 SCHEMA: dict[str, tuple[str, str]] = {
     "schema": ("integer", "Version of this form; grows when a field changes its meaning."),
@@ -69,6 +69,13 @@ SCHEMA: dict[str, tuple[str, str]] = {
     "eager_reason": ("string or null", "Why tensors were read whole instead of traced, if so."),
     "tensors": ("integer", "Tensors handed to the engine."),
     "transfers": ("integer", "Copies that the trace recorded."),
+    "verified": (
+        "object",
+        "What was compared with stored checksums: `mode` (as `FASTLOAD_VERIFY`), the number of "
+        "objects that were `compared`, are `without_checksum` of the whole, or were `partly_read` "
+        "and so not compared, and `read_bytes`: read only to be compared, in no other number "
+        "of bytes here. Empty with `off`, and where the load ended before.",
+    ),
     "peak_staging_bytes": ("integer", "Most staging memory held at once by this process."),
     "settings": ("object", "Settings that are not at their default."),
 }
@@ -124,6 +131,7 @@ class LoadReport:
     eager_reason: str | None = None
     tensors: int = 0
     transfers: int = 0
+    verified: Mapping[str, Any] = field(default_factory=dict)
     peak_staging_bytes: int = 0
 
     status: str = field(default="running", init=False)
@@ -223,6 +231,10 @@ class LoadReport:
         busy = [f"{name} {self.phases_s[name]:.2f}" for name in PHASES if self.phases_s[name] > 0]
         if busy:
             parts.append("seconds: " + " ".join(busy))
+        if self.verified:
+            numbers = self.verified
+            objects = sum(numbers[n] for n in ("compared", "without_checksum", "partly_read"))
+            parts.append(f"{numbers['compared']} of {objects} objects compared with their checksum")
         if self.settled_reads:
             parts.append(f"{self.settled_reads} reads while tracing")
         if self.eager_reason:
@@ -242,6 +254,7 @@ class LoadReport:
             "cpu_s": round(self.cpu_s, 6),
             "latency_s": dict(self.latency_s),
             "request_errors": dict(self.request_errors),
+            "verified": dict(self.verified),
             "settings": {name: _plain(value) for name, value in self.settings.items()},
         }
         return {name: own[name] if name in own else getattr(self, name) for name in SCHEMA}

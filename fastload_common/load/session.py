@@ -12,7 +12,6 @@ import gc
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
@@ -27,6 +26,8 @@ from fastload_common.load.leaks import replace_lazy_attributes
 from fastload_common.load.open_model import open_checkpoint
 from fastload_common.load.progress import make_progress
 from fastload_common.load.report import LoadReport
+from fastload_common.load.request import RankPlace, WeightSource
+from fastload_common.load.verify import Verification
 from fastload_common.plan.records import Plan
 from fastload_common.source.composite import CompositeSource
 from fastload_common.source.registry import open_source
@@ -53,41 +54,6 @@ _MISFITS = (AssertionError, AttributeError, KeyError, IndexError, ValueError)
 
 # Reading whole tensors instead would need more of it.
 _NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
-
-
-@dataclass(frozen=True, slots=True)
-class WeightSource:
-    """Where weights come from.
-
-    Attributes:
-        uri: ``s3://bucket/prefix``, ``file:///directory`` or a path.
-        prefix: put in front of each tensor's name.
-        prefer: which set of weights, if there are two: ``hf``, ``mistral`` or ``auto``.
-        patterns: the engine's own globs of weight files, if it has any.
-    """
-
-    uri: str
-    prefix: str = ""
-    prefer: str = "hf"
-    patterns: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RankPlace:
-    """Which engine asks, and which of its processes this is.
-
-    Attributes:
-        engine, engine_version: for the report.
-        rank, world_size: among all processes that load this model.
-        local_rank, local_world_size: among those of this host; memory is divided by it.
-    """
-
-    engine: str = "python"
-    engine_version: str = "unknown"
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
 
 
 class LoadSession:
@@ -129,6 +95,7 @@ class LoadSession:
             settings=settings.changed(),
             clock=self._clock,
         )
+        self._verification = Verification(settings, self.report)
 
     def __enter__(self) -> LoadSession:
         try:
@@ -195,6 +162,7 @@ class LoadSession:
             return self._load_eagerly(consume, reason)
         with self.report.phase("finish"):
             self._finish(recorder, model)
+            self._verification.finish()
         return result
 
     def tensors(self) -> Generator[tuple[str, torch.Tensor], None, None]:
@@ -210,6 +178,7 @@ class LoadSession:
             batch.append((name, entry))
             held_bytes += size_bytes
         yield from self._read_batch(recorder, batch)
+        self._verification.finish()
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -220,7 +189,12 @@ class LoadSession:
             source = open_source(weights.uri, settings)
             self._stack.callback(source.close)
             checkpoint = open_checkpoint(
-                source, settings, prefer=weights.prefer, patterns=weights.patterns, phases=report
+                source,
+                settings,
+                prefer=weights.prefer,
+                patterns=weights.patterns,
+                phases=report,
+                see_start=self._verification.starts(source),
             )
             opened.append(source)
             self._checkpoints.append((weights, checkpoint))
@@ -241,7 +215,7 @@ class LoadSession:
         )
         self._stack.callback(fetcher.close)
         self._executor = Executor(
-            fetcher.fetch,
+            self._verification.watch(fetcher.fetch),
             chunk_bytes=settings.chunk_bytes,
             merge_gap_bytes=settings.merge_gap_bytes,
             report=report,
@@ -345,7 +319,9 @@ class LoadSession:
         self.report.eager_reason = reason
         handed_out = self.tensors()
         try:
-            return consume(handed_out)
+            result = consume(handed_out)
+            self._verification.finish()  # also where it did not take all tensors
+            return result
         except (FastloadError, *_NO_MEMORY):
             raise
         except Exception as error:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from fastload_common.checksums.algorithms import Checksum
 from fastload_common.ranges import ByteRange, ObjectId
 
 __all__ = [
@@ -134,6 +135,15 @@ class ObjectSource(Protocol):
 
         Raises:
             SourceError: when retries are used up or the fault is permanent.
+        """
+        ...
+
+    def stored_checksum(self, object_id: ObjectId) -> Checksum | None:
+        """The CRC of the whole object that the store keeps; None where it keeps or tells none.
+
+        Raises:
+            ObjectChangedError: the pinned state is gone.
+            SourceError: the store did not answer.
         """
         ...
 

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from fastload_common.checksums.algorithms import Checksum
 from fastload_common.clock import Clock, SystemClock
 from fastload_common.errors import ObjectChangedError, ObjectMissingError, SourceUnavailableError
 from fastload_common.ranges import ByteRange, ObjectId
@@ -86,6 +87,10 @@ class LocalSource:
             finally:
                 receiver.close()
         return bytes(data)
+
+    def stored_checksum(self, object_id: ObjectId) -> Checksum | None:
+        """None: a file system keeps no checksum of a file."""
+        return None
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         path = self._path(key)

@@ -13,11 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fastload_common.checksums.algorithms import Checksum
 from fastload_common.clock import Clock, SystemClock
 from fastload_common.config import Settings
 from fastload_common.errors import FastloadError, ObjectMissingError, SourceError
 from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.source.base import ListedObject, Receiver, SourceDescription
+from fastload_common.source.s3_checksum import ChecksumReader
 from fastload_common.source.s3_receiver import S3Receiver
 from fastload_common.source.s3_session import S3Session
 from fastload_common.source.uri import S3Location
@@ -45,6 +47,7 @@ class S3Source:
         self._settings = settings
         self._clock = clock or SystemClock()
         self._session = S3Session(location, settings, self._clock)
+        self._checksums = ChecksumReader(self._session)
         self._idle: dict[int, deque[S3Receiver]] = {}
 
     @property
@@ -77,6 +80,10 @@ class S3Source:
         if data:
             self._read_into(object_id, byte_range, memoryview(data))
         return bytes(data)
+
+    def stored_checksum(self, object_id: ObjectId) -> Checksum | None:
+        key = object_id.uri.removeprefix(f"s3://{self._location.bucket}/")
+        return self._checksums.ask(object_id, key)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         uri = f"{self.root}/{key}"

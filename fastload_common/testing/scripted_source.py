@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fastload_common.checksums.algorithms import Checksum
 from fastload_common.errors import ObjectMissingError, SourceError, SourceUnavailableError
 from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.source.base import ListedObject, Receipt, SourceDescription
@@ -94,6 +95,9 @@ class ScriptedSource:
     def read(self, object_id: ObjectId, byte_range: ByteRange | None = None) -> bytes:
         data = self._objects[self._key(object_id)]
         return data if byte_range is None else data[byte_range.start : byte_range.end]
+
+    def stored_checksum(self, object_id: ObjectId) -> Checksum | None:
+        return None
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         with self._lock:

@@ -1,0 +1,265 @@
+"""Compare what a load read with the CRCs that the store keeps of whole objects (FASTLOAD_VERIFY).
+
+Every byte that is used counts: headers and the index as they are parsed, chunks in their staging
+slots just before they are placed. What is read twice is compared twice. A mismatch is raised as
+soon as an object is complete, and once more at the end, where somebody caught it.
+
+With ``off`` nothing here runs: the fetch that `Verification.watch` returns is the one it was given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from fastload_common.checksums.algorithms import Checksum, crc_function
+from fastload_common.checksums.composed import Composed, ContradictionError
+from fastload_common.config import Settings
+from fastload_common.errors import ChecksumMismatchError
+from fastload_common.load.executor import Fetch, FilledChunk
+from fastload_common.load.report import LoadReport
+from fastload_common.plan.planner import ALIGNMENT_BYTES
+from fastload_common.plan.records import Chunk
+from fastload_common.ranges import ByteRange, ObjectId
+from fastload_common.source.base import ObjectSource
+
+__all__ = ["SeeStart", "Verification"]
+
+logger = logging.getLogger(__name__)
+
+SeeStart = Callable[[ObjectId, bytes], None]
+"""Told the first bytes of an object that were used outside the transfer."""
+
+_HINT = (
+    "load again; if it happens again, compare the object with its original: it was damaged after "
+    "its upload, or a proxy, a network card or this machine's memory damages data"
+)
+
+
+class Verification:
+    """The check of one load. Objects may be opened from any thread; everything else is for one.
+
+    Args:
+        settings: `verify`, and `chunk_bytes` for what is read only to be compared.
+        report: its `verified` is filled by `finish`.
+    """
+
+    def __init__(self, settings: Settings, report: LoadReport) -> None:
+        self._mode = settings.verify
+        self._chunk_bytes = settings.chunk_bytes
+        self._report = report
+        self._objects: dict[ObjectId, _Object | None] = {}
+        self._fetch: Fetch | None = None
+        self._read_bytes = 0
+        self._finished = False
+        self._failure: ChecksumMismatchError | None = None
+
+    @property
+    def is_on(self) -> bool:
+        return self._mode != "off"
+
+    def starts(self, source: ObjectSource) -> SeeStart | None:
+        """What is to be told the starts of a source's objects as they are parsed; None if off.
+
+        It asks for the object's stored checksum, so it may take as long as a small request.
+
+        Raises (when told):
+            ConfigError: the algorithm needs a package that is not installed.
+            SourceError: the store does not answer.
+            ChecksumMismatchError: as always.
+        """
+        if not self.is_on:
+            return None
+
+        def see(object_id: ObjectId, data: bytes) -> None:
+            if object_id not in self._objects:
+                stored = source.stored_checksum(object_id)
+                self._objects[object_id] = None if stored is None else _Object(object_id, stored)
+            self._see(object_id, 0, memoryview(data))
+
+        return see
+
+    def watch(self, fetch: Fetch) -> Fetch:
+        """The same fetch, whose chunks are looked at before the caller gets them."""
+        if not self.is_on:
+            return fetch
+        self._fetch = fetch
+
+        def watched(chunks: Iterable[Chunk]) -> Iterator[FilledChunk]:
+            return self._watched(fetch(chunks))
+
+        return watched
+
+    def finish(self) -> None:
+        """Read what must still be read, and compare. To be called before the model is used.
+
+        Raises:
+            ChecksumMismatchError: an object is not what was stored; also if that was raised before.
+            SourceError: what is read only to be compared could not be read.
+        """
+        if not self.is_on:
+            return
+        try:
+            if self._failure is not None:
+                raise self._failure
+            with self._report.phase("verify"):
+                self._read_rest()
+        finally:
+            self._count()
+        if not self._finished:
+            self._tell()
+        self._finished = True
+
+    def _watched(self, filling: Iterator[FilledChunk]) -> Generator[FilledChunk, None, None]:
+        with _closing(filling):
+            for filled in filling:
+                try:
+                    with self._report.phase("verify"):
+                        self._see_chunk(filled)
+                except BaseException:
+                    filled.release()
+                    raise
+                yield filled
+
+    def _see_chunk(self, filled: FilledChunk) -> None:
+        chunk = filled.chunk
+        self._see(chunk.object_id, chunk.byte_range.start, filled.data)
+
+    def _see(self, object_id: ObjectId, start: int, data: memoryview) -> None:
+        seen = self._objects.get(object_id)
+        if seen is None:
+            return
+        try:
+            seen.see(start, data)
+        except ChecksumMismatchError as error:
+            # Whoever computes with these bytes may catch everything.
+            self._failure = error
+            raise
+
+    def _read_rest(self) -> None:
+        while chunks := [
+            Chunk(seen.object_id, byte_range, 0)
+            for seen in self._known()
+            for wanted in seen.wanted(everything=self._mode == "full")
+            for byte_range in _pieces(wanted, self._chunk_bytes)
+        ]:
+            assert self._fetch is not None
+            filling = self._fetch(chunks)
+            with _closing(filling):
+                for filled in filling:
+                    try:
+                        self._see_chunk(filled)
+                    finally:
+                        filled.release()
+                    self._read_bytes += filled.chunk.byte_range.size_bytes
+
+    def _known(self) -> list[_Object]:
+        return [seen for seen in self._objects.values() if seen is not None]
+
+    def _count(self) -> None:
+        compared = sum(seen.is_compared for seen in self._known())
+        self._report.verified = {
+            "mode": self._mode,
+            "compared": compared,
+            "without_checksum": len(self._objects) - len(self._known()),
+            "partly_read": len(self._known()) - compared,
+            "read_bytes": self._read_bytes,
+        }
+
+    def _tell(self) -> None:
+        without = [object_id.uri for object_id, seen in self._objects.items() if seen is None]
+        if without:
+            logger.warning(
+                "FASTLOAD_VERIFY: %d of %d objects have no stored checksum of the whole object and "
+                "were not compared, such as %s",
+                len(without),
+                len(self._objects),
+                without[0],
+            )
+
+
+@dataclass(slots=True)
+class _Object:
+    """One object with what was seen of it."""
+
+    object_id: ObjectId
+    stored: Checksum
+    is_compared: bool = False
+    composed: Composed = field(init=False)
+    crc: Callable[[memoryview], int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        algorithm = self.stored.algorithm
+        self.crc = crc_function(algorithm)
+        self.composed = Composed(algorithm, ByteRange(0, self.object_id.size_bytes))
+
+    def see(self, start: int, data: memoryview) -> None:
+        """Take a range that is used; compare once all is there.
+
+        Raises:
+            ChecksumMismatchError: it is not what was stored, or not what was read before.
+        """
+        end = start + len(data)
+        # The planner's chunks begin up to here before the bytes that they are for, so the next
+        # one may begin in this one: then it comes again as exactly this piece.
+        border = max(start, end - end % ALIGNMENT_BYTES)
+        for byte_range in (ByteRange(start, border), ByteRange(border, end)):
+            for part in self.composed.cut(byte_range):
+                value = self.crc(data[part.start - start : part.end - start])
+                try:
+                    self.composed.add(part, value)
+                except ContradictionError as error:
+                    raise self._contradiction(error) from None
+        if self.composed.is_complete and not self.is_compared:
+            self._compare()
+
+    def wanted(self, *, everything: bool) -> list[ByteRange]:
+        """What must be read only to be compared."""
+        if everything or self.composed.is_complete:
+            return self.composed.missing() + self.composed.uncompared()
+        return []
+
+    def _compare(self) -> None:
+        algorithm = self.stored.algorithm
+        value = self.composed.value()
+        if value != self.stored.value:
+            raise ChecksumMismatchError(
+                f"{self.object_id.uri} is not what was stored: its {algorithm.name} checksum is "
+                f"{self.stored}, that of the bytes that arrived is {algorithm.show(value)}",
+                hint=_HINT,
+                uri=self.object_id.uri,
+                algorithm=algorithm.name,
+                expected=str(self.stored),
+                computed=algorithm.show(value),
+                etag=self.object_id.etag,
+            )
+        self.is_compared = True
+
+    def _contradiction(self, error: ContradictionError) -> ChecksumMismatchError:
+        algorithm = self.stored.algorithm
+        return ChecksumMismatchError(
+            f"{self.object_id.uri} was read twice and differs: {algorithm.name} of bytes "
+            f"{error.byte_range} is {algorithm.show(error.first)} and "
+            f"{algorithm.show(error.again)}",
+            hint=_HINT,
+            uri=self.object_id.uri,
+            algorithm=algorithm.name,
+            range=str(error.byte_range),
+            expected=algorithm.show(error.first),
+            computed=algorithm.show(error.again),
+            etag=self.object_id.etag,
+        )
+
+
+def _pieces(byte_range: ByteRange, size_bytes: int) -> Iterator[ByteRange]:
+    for start in range(byte_range.start, byte_range.end, size_bytes):
+        yield ByteRange(start, min(start + size_bytes, byte_range.end))
+
+
+def _closing(filling: Iterator[FilledChunk]) -> contextlib.AbstractContextManager[object]:
+    """Ends the requests of an iterator that is left early."""
+    if isinstance(filling, Generator):
+        return contextlib.closing(filling)
+    return contextlib.nullcontext()
