@@ -13,9 +13,15 @@ import binascii
 import logging
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from fastload_common.checksums.algorithms import ALGORITHMS, Algorithm, Checksum
-from fastload_common.errors import AccessDeniedError, ObjectChangedError, SourceError
+from fastload_common.errors import (
+    AccessDeniedError,
+    ObjectChangedError,
+    ObjectMissingError,
+    SourceError,
+)
 from fastload_common.ranges import ObjectId
 from fastload_common.source.range_reply import if_match, same_etag
 from fastload_common.source.s3_session import S3Session
@@ -52,6 +58,21 @@ def _decoded(algorithm: Algorithm, text: str) -> Checksum | None:
     return Checksum(algorithm, int.from_bytes(value, "big"))
 
 
+def _changed(
+    object_id: ObjectId, found_etag: str | None, fields: Mapping[str, Any]
+) -> ObjectChangedError:
+    ours = {
+        "uri": object_id.uri,
+        "expected_etag": object_id.etag,
+        "found_etag": found_etag,
+    }
+    return ObjectChangedError(
+        f"{object_id.uri} was replaced or deleted after it was listed",
+        hint="do not write to a model that is being loaded; start again",
+        **{**fields, **ours},
+    )
+
+
 class ChecksumReader:
     """Asks for the checksums of one bucket's objects. For any thread.
 
@@ -74,9 +95,8 @@ class ChecksumReader:
             reply = self._session.call(
                 "head_object", asked, Key=key, ChecksumMode="ENABLED", **pinned
             )
-        except ObjectChangedError as error:
-            error.fields |= {"uri": object_id.uri, "expected_etag": object_id.etag}
-            raise
+        except (ObjectChangedError, ObjectMissingError) as error:
+            raise _changed(object_id, None, error.fields) from None
         except SourceError as error:
             refused = error.fields.get("status") in _NOT_UNDERSTOOD
             if not refused and not isinstance(error, AccessDeniedError):
@@ -86,13 +106,7 @@ class ChecksumReader:
             return None
         found = reply.get("ETag")
         if object_id.etag is not None and found and not same_etag(found, object_id.etag):
-            raise ObjectChangedError(
-                "the object was replaced after it was listed",
-                hint="do not write to a model that is being loaded; start again",
-                uri=object_id.uri,
-                expected_etag=object_id.etag,
-                found_etag=found,
-            )
+            raise _changed(object_id, found, {})
         # Not botocore's own fields: older versions do not know the newer checksums.
         headers = reply.get("ResponseMetadata", {}).get("HTTPHeaders", {})
         return checksum_in({str(name).lower(): str(text) for name, text in headers.items()})
