@@ -14,7 +14,9 @@ from fastload_common.config import Settings, load_settings
 from fastload_common.source.base import ObjectSource
 from fastload_common.source.registry import open_source
 from fastload_common.testing.s3_server import S3Server
+from tests.common.load.lying_proxy import LyingProxy
 from tests.common.load.metadata_models import forget_entries
+from tests.common.load.verify_store import FILES, MakeStored, Stored
 
 SETTINGS = Settings()
 
@@ -82,3 +84,49 @@ def _release() -> Iterator[None]:
     """Entries are held until the process ends; a test's must not outlive it."""
     yield
     forget_entries()
+
+
+@pytest.fixture
+def large(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Of several chunks, and with sizes that are multiples of nothing."""
+    generator = torch.Generator().manual_seed(1)
+    more = {
+        f"wide.{k}": torch.randn(301 + k, 333, generator=generator).to(torch.bfloat16)
+        for k in range(4)
+    }
+    return {**tensors, **more}
+
+
+@pytest.fixture
+def stored_model(
+    s3_server: S3Server,
+    load_bucket: str,
+    tmp_path: Path,
+    large: dict[str, torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[MakeStored]:
+    """Uploads the model with checksums of one algorithm."""
+    use_server(s3_server, monkeypatch)
+    with LyingProxy(s3_server.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+
+        def make(algorithm: str = "CRC64NVME") -> Stored:
+            prefix = uuid.uuid4().hex
+            names = sorted(large)
+            client = s3_server.client()
+            sizes = {}
+            for file, part in zip(FILES, (names[::2], names[1::2]), strict=True):
+                path = tmp_path / file
+                save_file({name: large[name] for name in part}, path)
+                body = path.read_bytes()
+                client.put_object(
+                    Bucket=load_bucket,
+                    Key=f"{prefix}/{file}",
+                    Body=body,
+                    ChecksumAlgorithm=algorithm,
+                )
+                sizes[file] = len(body)
+            uri = f"s3://{load_bucket}/{prefix}"
+            return Stored(uri, proxy, client, load_bucket, prefix, sizes)
+
+        yield make
