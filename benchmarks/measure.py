@@ -158,7 +158,7 @@ def _client_environment(server: S3Server, work: Work) -> dict[str, str]:
     if server.bundle is not None:
         settings |= {"AWS_CA_BUNDLE": str(server.bundle), "SSL_CERT_FILE": str(server.bundle)}
     # Libraries that read their settings when they are loaded get them here.
-    variables = (work.options or {}).get("environment", {})
+    variables: dict[str, str] = (work.options or {}).get("environment", {})
     return kept | settings | variables
 
 

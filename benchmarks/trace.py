@@ -149,7 +149,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--tensors", type=int, default=100_000)
     parser.add_argument("--json", action="store_true", help="print JSON only")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the tensors")
     options = parser.parse_args()
+    if options.quick:
+        options.tensors //= 10
     trace(2_000)  # first use of torch's dispatch modes imports and compiles
     result = trace(options.tensors)
     operations = per_operation_us()

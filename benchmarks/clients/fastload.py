@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarks.work import BUCKET, Item, Work, check
 from fastload_common.clock import SystemClock
 from fastload_common.config import Settings
@@ -19,10 +21,7 @@ class FastloadClient:
     """Chunks of the settings' size through one `Fetcher`."""
 
     def __init__(self, work: Work) -> None:
-        given = {"concurrency": work.connections, "chunk_bytes": work.chunk_bytes}
-        options = dict(work.options or {})
-        self._pause_s = options.pop("pause_s", 0.0)
-        settings = Settings(**{name: value for name, value in given.items() if value}, **options)
+        settings = _settings(work)
         self._source = open_source(f"s3://{BUCKET}", settings)
         # As a load does: one listing gives the identity of every object.
         self._ids = {listed.key: listed.object_id for listed in self._source.list()}
@@ -53,6 +52,13 @@ class FastloadClient:
                 end = min(start + self._chunk_bytes, item.size_bytes)
                 chunks.append(Chunk(self._ids[item.name], ByteRange(start, end), end - start))
         return chunks
+
+
+def _settings(work: Work) -> Settings:
+    """The given shape; the defaults where it is 0."""
+    given: dict[str, Any] = {"concurrency": work.connections, "chunk_bytes": work.chunk_bytes}
+    given = {name: value for name, value in given.items() if value}
+    return Settings(**given, **(work.options or {}))
 
 
 def open_client(work: Work) -> FastloadClient:

@@ -15,8 +15,8 @@ class ObstoreClient:
     """One store; a semaphore bounds the requests in flight."""
 
     def __init__(self, work: Work) -> None:
-        import obstore
-        from obstore.store import S3Store
+        import obstore  # type: ignore[import-not-found,unused-ignore]
+        from obstore.store import S3Store  # type: ignore[import-not-found,unused-ignore]
 
         environ = environment()
         options: dict[str, Any] = {"allow_http": True, "timeout": timedelta(seconds=120)}

@@ -15,7 +15,9 @@ class RunaiClient:
     """``owned`` false lets it re-use its buffers, which spares fresh memory."""
 
     def __init__(self, work: Work) -> None:
-        from runai_model_streamer import SafetensorsStreamer
+        from runai_model_streamer import (  # type: ignore[import-not-found,unused-ignore]
+            SafetensorsStreamer,
+        )
 
         self._streamer = SafetensorsStreamer
         self._owned = bool((work.options or {}).get("owned", True))

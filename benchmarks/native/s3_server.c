@@ -43,6 +43,7 @@ static int object_count;
 static struct {
     unsigned long requests, bytes, connections, slow, stalled, small;
 } counters;
+static double first_request_s; /* since the counters started; the monotonic clock */
 #define COUNT(name, by) __atomic_add_fetch(&counters.name, (by), __ATOMIC_RELAXED)
 
 static void die(const char *what) {
@@ -152,8 +153,12 @@ static int send_object(struct wire *wire, const struct object *object, const cha
     size += snprintf(reply + size, sizeof reply - size, "\r\n");
     double began_s = pace_now_s();
     struct fate fate = {.latency_s = pace.latency_s, .stall_at = 2};
-    if (is_get) fate = pace_fate(COUNT(requests, 1));
-    if (is_get && fate.slow) COUNT(slow, 1);
+    if (is_get) {
+        unsigned long number = COUNT(requests, 1);
+        fate = pace_fate(number);
+        if (number == 1) first_request_s = began_s;
+        if (fate.slow) COUNT(slow, 1);
+    }
     if (fate.latency_s > 0) pace_sleep_until(began_s += fate.latency_s);
     if (!is_get) COUNT(small, 1);
     if (wire_send(wire, reply, size, is_get && fate.stall_at > 0)) return -1;
@@ -161,8 +166,12 @@ static int send_object(struct wire *wire, const struct object *object, const cha
 }
 
 static int answer(struct wire *wire, const char *head) {
-    char method[8], path[2048];
-    if (sscanf(head, "%7s /%2047s", method, path) != 2) return -1;
+    char method[8], target[2048];
+    if (sscanf(head, "%7s %2047s", method, target) != 2) return -1;
+    /* The absolute form, as for a proxy, is what Run:ai's SDK sends. */
+    const char *scheme = strstr(target, "://");
+    char *path = scheme ? strchr(scheme + 3, '/') : target;
+    if (!path || *path++ != '/') return -1;
     int is_get = !strcmp(method, "GET");
     if (!is_get && strcmp(method, "HEAD")) {
         send_small(wire, "405 Method Not Allowed", "", 1);
@@ -216,9 +225,10 @@ static void print_counters(void) {
                    (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
 #define TAKE(name) __atomic_exchange_n(&counters.name, 0, __ATOMIC_RELAXED)
     printf("{\"requests\": %lu, \"bytes\": %lu, \"connections\": %lu, \"slow\": %lu, "
-           "\"stalled\": %lu, \"small_requests\": %lu, \"server_cpu_s\": %.3f}\n",
+           "\"stalled\": %lu, \"small_requests\": %lu, \"server_cpu_s\": %.3f, "
+           "\"first_request_s\": %.6f}\n",
            TAKE(requests), TAKE(bytes), TAKE(connections), TAKE(slow), TAKE(stalled), TAKE(small),
-           cpu_s - cpu_before_s);
+           cpu_s - cpu_before_s, first_request_s);
     fflush(stdout);
     cpu_before_s = cpu_s;
 }

@@ -1,0 +1,48 @@
+"""The comparison runs, checks its bytes and judges; its numbers are not judged here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.compiled import find_compiler
+from benchmarks.peers import Sample, bars_of, summarize
+
+CLIENTS = {"C floor", "fastload", "boto3"}
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C compiler")
+def test_a_small_run_measures_every_client() -> None:
+    options = ["--json", "--rounds=1", "--scale=0.03", "--only", ",".join(CLIENTS)]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.peers", *options],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stderr == ""
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == (0 if found["pass"] else 1)
+    assert found["failed"] == {}
+    for clients in found["clients"].values():
+        assert clients.keys() == CLIENTS
+        assert all(row["cpu_s_per_gib"] > 0 for row in clients.values())
+
+
+@pytest.mark.parametrize(("ours", "passes"), [(0.36, True), (0.45, False)])
+def test_the_verdict_is_on_ratios_within_a_round(ours: float, passes: bool) -> None:
+    samples = [
+        Sample("http", client, number, cpu_s * load, 1.0)
+        for number, load in enumerate((1, 2, 4))
+        for client, cpu_s in (("C floor", 0.3), ("fastload", ours), ("awscrt", 1.4))
+    ]
+    rows = summarize(samples)
+    bars = {(bar.limit, bar.value): bar.passed for bar in bars_of(rows)}
+    assert rows["http"]["C floor"]["fastload_cpu_ratio"] == pytest.approx(ours / 0.3)
+    assert bars[1.3, rows["http"]["C floor"]["fastload_cpu_ratio"]] is passes
+    # What was not measured is neither passed nor failed.
+    assert bars[1.5, None] is None
