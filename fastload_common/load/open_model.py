@@ -90,15 +90,13 @@ def open_checkpoint(
     """
     phases = phases or NoPhases()
     with phases.phase("list"):
-        finder = _Finder(source, settings, prefer, patterns, select, threads, see_start)
-        found = finder.find(listed)
+        find = _Finder(source, settings, prefer, patterns, select, threads, see_start).find
+        found = find(listed)
     _tell_ignored(source.root, found.ignored)
     with phases.phase("headers"):
         guesses = _guess_header_bytes(found.index)
         shards = all_at_once(
-            lambda item: ShardHeader(
-                *item, _read_header(source, item[1], guesses.get(item[0], 0), see_start)
-            ),
+            lambda item: _read_header(source, *item, guesses.get(item[0], 0), see_start),
             list(found.files.items()),
             threads=threads,
         )
@@ -288,10 +286,11 @@ def _guess_header_bytes(index: CheckpointIndex | None) -> dict[str, int]:
 
 def _read_header(
     source: ObjectSource,
+    key: str,
     object_id: ObjectId,
     guess_bytes: int,
     see_start: Callable[[ObjectId, bytes], None] | None,
-) -> Header:
+) -> ShardHeader:
     """Read and parse one header with at most two requests."""
     wanted_bytes = max(_FIRST_READ_BYTES, min(guess_bytes, _MAX_GUESS_BYTES))
     prefix = _read(source, object_id, 0, min(wanted_bytes, object_id.size_bytes))
@@ -303,7 +302,7 @@ def _read_header(
         raise AssertionError("a header's length is known from its first eight bytes")
     if see_start is not None:
         see_start(object_id, prefix[: header.header_bytes])
-    return header
+    return ShardHeader(key, object_id, header)
 
 
 def _read(source: ObjectSource, object_id: ObjectId, start: int, end: int) -> bytes:
