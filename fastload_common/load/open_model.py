@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fastload_common.checkpoint.assemble import Duplicate, ShardHeader, assemble, conflict
-from fastload_common.checkpoint.header import Header, NeedMore, parse_header
+from fastload_common.checkpoint.header import NeedMore, parse_header
 from fastload_common.checkpoint.index import CheckpointIndex, parse_index
 from fastload_common.checkpoint.layout import (
     choose_files,
