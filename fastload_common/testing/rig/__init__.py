@@ -38,8 +38,10 @@ from fastload_common.testing.rig.effects import (
 from fastload_common.testing.rig.faults import Fault
 from fastload_common.testing.rig.log import LoggedRequest, RequestLog
 from fastload_common.testing.rig.objects import Generated, checksum
+from fastload_common.testing.rig.process import RigProcess
 from fastload_common.testing.rig.server import Rig
 from fastload_common.testing.rig.sigv4 import AccessKey
+from fastload_common.testing.rig.storm import Storm, random_faults
 
 __all__ = [
     "ACCESS_DENIED",
@@ -71,11 +73,14 @@ __all__ = [
     "RequestLog",
     "Reset",
     "Rig",
+    "RigProcess",
     "Short",
     "Shorter",
     "Slower",
     "Stall",
     "Status",
+    "Storm",
     "Unframed",
     "checksum",
+    "random_faults",
 ]

@@ -74,21 +74,19 @@ class Reply:
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
     def harm(self, plan: Plan) -> None:
-        """Change what the plan's effects change of a head and of its framing."""
+        """Change what the plan's effects change of a head and of its framing.
+
+        An error stays one: it takes only what belongs to the framing and `Headers`.
+        """
+        if self.status < 300:
+            self._harm_object(plan)
         for effect in plan.effects:
             match effect:
-                case Status():
-                    self.status = effect.status
-                case Etag():
-                    self.headers["etag"] = effect.etag
                 case Headers():
                     changed = {
                         k.lower(): _ABSENT if v is None else v for k, v in effect.changes.items()
                     }
                     self.headers |= changed
-                case Shorter():
-                    end = max(self.part.start, self.part.end - effect.less_bytes)
-                    self.part = ByteRange(self.part.start, end)
                 case Chunked():
                     self.chunk_bytes = effect.chunk_bytes
                 case Unframed():
@@ -97,6 +95,19 @@ class Reply:
                     self.closes = "server"
                     if effect.announced:
                         self.headers["connection"] = "close"
+                case _:
+                    pass
+
+    def _harm_object(self, plan: Plan) -> None:
+        for effect in plan.effects:
+            match effect:
+                case Status():
+                    self.status = effect.status
+                case Etag():
+                    self.headers["etag"] = effect.etag
+                case Shorter():
+                    end = max(self.part.start, self.part.end - effect.less_bytes)
+                    self.part = ByteRange(self.part.start, end)
                 case Flip():
                     self.flip_at = effect.at_byte
                 case _:

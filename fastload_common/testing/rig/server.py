@@ -127,6 +127,12 @@ class Rig(LoopbackServer):
         key = self.keys[access_key]
         self.keys[access_key] = replace(key, expires_wall_s=float("-inf"))
 
+    def arrange(self, faults: Sequence[Fault]) -> None:
+        """Begin anew with these faults: an empty log, attempts from 1, seconds from 0."""
+        self.faults = tuple(faults)
+        self.log.clear()
+        self.restart_time()
+
     def restart_time(self) -> None:
         """Count the seconds of `Fault.from_s` and ``until_s`` from now on."""
         self._started_s = self.clock.monotonic_s()
