@@ -72,6 +72,8 @@ class Composed:
         if not self.span.contains(byte_range):
             raise ValueError(f"{byte_range} is not inside {self.span}")
         parts: list[ByteRange] = []
+        if byte_range.start == byte_range.end:
+            return parts
         start = byte_range.start
         for piece in self._touching(byte_range):
             common = piece.byte_range.intersect(byte_range)

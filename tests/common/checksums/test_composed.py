@@ -109,6 +109,15 @@ def test_a_larger_range_is_cut_around_what_is_there() -> None:
     assert spans(composed.uncompared()) == [(350, 400)]
 
 
+def test_no_bytes_are_no_piece() -> None:
+    composed = whole()
+    take(composed, 100, 200)
+    for at in (0, 100, 150, 200, 1000):
+        assert take(composed, at, at) == []
+        composed.add(ByteRange(at, at), 0)
+    assert spans(composed.missing()) == [(0, 100), (200, 1000)]
+
+
 def test_the_same_bytes_again_are_compared() -> None:
     composed = whole()
     take(composed, 0, 500)
