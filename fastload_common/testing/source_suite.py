@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fastload_common.checksums.algorithms import crc_function
 from fastload_common.errors import (
     ObjectChangedError,
     ObjectMissingError,
@@ -222,6 +223,18 @@ class SourceSuite:
         assert not caught.value.retryable
         assert caught.value.fields["uri"] == object_id.uri
         receiver.close()
+
+    # checksum
+
+    def test_stored_checksum_is_that_of_the_bytes_or_none(self, store: StoreUnderTest) -> None:
+        store.write("key", b"0123456789")
+        object_id = store.source.stat("key")
+        stored = store.source.stored_checksum(object_id)
+        if stored is not None:
+            assert stored.value == crc_function(stored.algorithm)(b"0123456789")
+            store.write("key", b"9876543210")
+            with pytest.raises(ObjectChangedError, match="key"):
+                store.source.stored_checksum(object_id)
 
     # put
 
