@@ -32,6 +32,7 @@ class Attempt:
         memory: where the bytes go; exactly as long as the range.
         position_bytes: where that memory is in the arena's file.
         fresh: must not use a kept connection.
+        urgent: goes before all that wait for a connection.
     """
 
     id: int
@@ -40,6 +41,7 @@ class Attempt:
     memory: memoryview
     position_bytes: int
     fresh: bool = False
+    urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
