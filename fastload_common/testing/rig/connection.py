@@ -96,7 +96,7 @@ class RigConnection(LoopbackHandler):
             self.connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         body, trailer = read_body(self.rfile, asked.headers)
         request = self.owner.begin(asked, self.number)
-        how = ended.STOPPED if self.owner.stopping else ended.CLIENT_CLOSED
+        how = ended.CRASHED
         try:
             plan, reply = self.owner.answer(request, asked, body, trailer)
             request.faults = tuple(type(effect).__name__ for effect in plan.effects)

@@ -54,15 +54,16 @@ def fault_from_json(row: Mapping[str, Any]) -> Fault:
     unknown = set(fields) - own - conditions
     if unknown:
         raise ConfigError(f"a fault of the effect {kind.__name__} has no {sorted(unknown)}")
-    values = {name: _value(name, value) for name, value in fields.items()}
     try:
+        values = {name: _value(name, value) for name, value in fields.items()}
         effect = kind(**{name: value for name, value in values.items() if name in own})
         return Fault(effect, **{k: v for k, v in values.items() if k in conditions})
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ConfigError(f"a fault of the effect {kind.__name__}: {error}") from error
 
 
 def dump_faults(faults: Iterable[Fault]) -> str:
+    """A list of faults, for `load_faults`."""
     return json.dumps([fault_to_json(fault) for fault in faults])
 
 

@@ -19,6 +19,7 @@ CUT = "cut"
 RESET = "reset"
 CLIENT_CLOSED = "client closed"
 STOPPED = "rig stopped"
+CRASHED = "rig crashed"
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class LoggedRequest:
         status: of the reply; 0 before there is one.
         sent_bytes: of the reply's body, handed to the connection so far.
         ended: None while it is answered, then ``complete``, ``refused`` (a complete error reply),
-            ``cut``, ``reset``, ``client closed`` or ``rig stopped``.
+            ``cut``, ``reset``, ``client closed``, ``rig stopped`` or ``rig crashed``.
         ended_s: by the rig's clock.
         stalled: whether it stalls now.
     """

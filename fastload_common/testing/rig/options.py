@@ -36,6 +36,7 @@ class MappedFile:
 
 
 def parser() -> argparse.ArgumentParser:
+    """The options; all have a default."""
     found = argparse.ArgumentParser(
         prog="python -m fastload_common.testing.rig",
         description="Serve objects over S3 on a free loopback port, with faults. Prints one line "

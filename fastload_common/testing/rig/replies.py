@@ -150,6 +150,7 @@ def checksum_headers(stored: StoredObject) -> dict[str, str]:
 
 
 def xml_reply(status: int, document: bytes) -> Reply:
+    """A whole document."""
     headers = {"content-type": "application/xml"}
     return Reply(status, headers, Held(document), ByteRange(0, len(document)))
 

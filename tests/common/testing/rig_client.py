@@ -6,11 +6,11 @@ import contextlib
 import http.client
 import socket
 import ssl
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fastload_common.testing.certificates import PrivateAuthority
 from fastload_common.testing.rig import AccessKey, Rig
 
 DATA = bytes((i * 7 + i // 251) % 256 for i in range(100_000))
@@ -71,13 +71,23 @@ def part(start: int, end: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def sent(rig: Rig, headers: Mapping[str, str] | None = None) -> Iterator[socket.socket]:
+def sent(
+    rig: Rig, headers: Mapping[str, str] | None = None, tls: ssl.SSLContext | None = None
+) -> Iterator[socket.socket]:
     """A raw connection on which a GET of the object has been sent."""
-    with socket.create_connection(("127.0.0.1", rig.port), timeout=PATIENCE_S) as raw:
+    with contextlib.ExitStack() as stack:
+        raw = socket.create_connection(("127.0.0.1", rig.port), timeout=PATIENCE_S)
+        if tls is not None:
+            raw = tls.wrap_socket(raw, server_hostname="127.0.0.1", suppress_ragged_eofs=False)
+        stack.enter_context(raw)
         lines = [f"GET /{NAME} HTTP/1.1", "Host: rig"]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
         raw.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
         yield raw
+
+
+def trusting(authority: PrivateAuthority) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(authority.bundle))
 
 
 def receive(raw: socket.socket, size_bytes: int) -> bytes:
@@ -119,26 +129,29 @@ def sign(
     return dict(request.prepare().headers.items())
 
 
-def boto_client(rig: Rig, key: AccessKey = KEY, verify: str | None = None) -> Any:
+def boto_client(endpoint: str, key: AccessKey = KEY, verify: str | None = None) -> Any:
     """A boto3 client that tries once."""
     import boto3
     from botocore.config import Config
 
     return boto3.session.Session().client(
         "s3",
-        endpoint_url=rig.endpoint,
+        endpoint_url=endpoint,
         region_name="us-east-1",
         aws_access_key_id=key.access_key,
         aws_secret_access_key=key.secret_key,
         aws_session_token=key.token,
         verify=verify,
         config=Config(
-            s3={"addressing_style": "path"}, proxies={}, retries={"total_max_attempts": 1}
+            signature_version="s3v4",
+            s3={"addressing_style": "path"},
+            proxies={},
+            retries={"total_max_attempts": 1},
         ),
     )
 
 
-def in_thread(target: Any, *arguments: Any) -> threading.Thread:
-    thread = threading.Thread(target=target, args=arguments)
-    thread.start()
-    return thread
+def ends(rig: Rig) -> list[str | None]:
+    """How each GET ended."""
+    rig.log.wait_until_idle()
+    return [request.ended for request in rig.log.gets()]

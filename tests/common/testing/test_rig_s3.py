@@ -138,7 +138,7 @@ def test_s01_listing_in_pages(rig: Rig) -> None:
     keys = [f"many/a+b &<{i:05}>" for i in range(2_003)]
     for key in keys:
         rig.put("bucket", key, b"x")
-    client = boto_client(rig)
+    client = boto_client(rig.endpoint)
     pages = list(client.get_paginator("list_objects_v2").paginate(Bucket="bucket", Prefix="many/"))
     client.close()
     assert [len(page["Contents"]) for page in pages] == [1000, 1000, 3]
@@ -151,7 +151,7 @@ def test_listing_with_folders(rig: Rig) -> None:
     for key in ("f/a", "f/b/1", "f/b/2", "f/c/1", "f/d"):
         rig.put("bucket", key, b"x")
     rig.page_keys = 2
-    client = boto_client(rig)
+    client = boto_client(rig.endpoint)
     pages = client.get_paginator("list_objects_v2").paginate(
         Bucket="bucket", Prefix="f/", Delimiter="/", StartAfter="f/a"
     )
@@ -176,7 +176,7 @@ def test_a_token_that_was_not_encoded_is_refused(rig: Rig) -> None:
 
 def test_boto3_stores_and_reads(rig: Rig) -> None:
     rig.allow_unsigned = False
-    client = boto_client(rig)
+    client = boto_client(rig.endpoint)
     client.create_bucket(Bucket="made")
     client.put_object(Bucket="made", Key="a b+c/ü", Body=b"content")
     reply = client.get_object(Bucket="made", Key="a b+c/ü", Range="bytes=1-3")
@@ -193,7 +193,7 @@ def test_boto3_stores_and_reads(rig: Rig) -> None:
 def test_boto3_stores_in_chunks_over_tls(authority: PrivateAuthority) -> None:
     # Over TLS it sends its own chunks, with the checksum behind them.
     with Rig(keys=[KEY], tls=authority.server_context("127.0.0.1")) as rig:
-        client = boto_client(rig, verify=str(authority.bundle))
+        client = boto_client(rig.endpoint, verify=str(authority.bundle))
         rig.store.make_bucket("b")
         client.put_object(Bucket="b", Key="k", Body=b"content" * 1000)
         assert client.get_object(Bucket="b", Key="k")["Body"].read() == b"content" * 1000
