@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class Cost:
         ended_s: the monotonic clock at the end.
         peak_bytes: the most memory seen, descendants included, above what the process had
             before the client was made; 0 if not sampled or not known.
+        staging_peak_bytes: the same above what it had before fastload's staging memory and
+            fetcher were made, when its libraries are loaded.
         server: the store's counters for this client, warm-up included.
     """
 
@@ -58,7 +60,13 @@ class Cost:
     setup_s: float = 0.0
     ended_s: float = 0.0
     peak_bytes: int = 0
-    server: dict[str, Any] | None = None
+    staging_peak_bytes: int = 0
+    server: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def span_s(self) -> float:
+        """From the first request, as the store saw it, to the end; without warm-up."""
+        return self.ended_s - self.server["first_request_s"] if self.ended_s else self.wall_s
 
 
 def missing(client: str) -> str | None:
@@ -115,9 +123,14 @@ def measure(
         process.communicate()
     if process.returncode != 0:
         raise ClientFailedError(f"{work.client}: {errors.strip()[-_KEPT_ERROR_CHARACTERS:]}")
+    return _cost(output, sampler.peak_bytes, server.take_counters())
+
+
+def _cost(output: str, peak_bytes: int, counters: dict[str, Any]) -> Cost:
     # Some libraries print too: ours is the last line.
     found = json.loads(output.strip().splitlines()[-1])
-    peak_bytes = sampler.peak_bytes - found.get("baseline_bytes", 0)
+    baseline_bytes = found.get("baseline_bytes", 0)
+    staging_baseline_bytes = found.get("staging_baseline_bytes", baseline_bytes)
     return Cost(
         ended=True,
         cpu_s=found["cpu_s"],
@@ -125,8 +138,9 @@ def measure(
         size_bytes=found["bytes"],
         setup_s=found.get("setup_s", 0.0),
         ended_s=found.get("ended_s", 0.0),
-        peak_bytes=max(0, peak_bytes) if sample_every_s else 0,
-        server=server.take_counters(),
+        peak_bytes=max(0, peak_bytes - baseline_bytes),
+        staging_peak_bytes=max(0, peak_bytes - staging_baseline_bytes),
+        server=counters,
     )
 
 

@@ -42,15 +42,19 @@ class Bar:
         name: what is compared.
         value: what was measured; None if it could not be.
         limit: the most that is allowed; the least if ``at_least``.
+        failed: why there is no value although there should be one: it counts as above the bar.
     """
 
     name: str
     value: float | None
     limit: float
     at_least: bool = False
+    failed: str | None = None
 
     @property
     def passed(self) -> bool | None:
+        if self.failed:
+            return False
         if self.value is None:
             return None
         return self.value >= self.limit if self.at_least else self.value <= self.limit
@@ -58,7 +62,7 @@ class Bar:
     def __str__(self) -> str:
         verdict = {True: "PASS", False: "FAIL", None: "not measured"}[self.passed]
         sign = ">=" if self.at_least else "<="
-        value = "-" if self.value is None else f"{self.value:.3f}"
+        value = (self.failed or "-") if self.value is None else f"{self.value:.3f}"
         return f"{verdict}: {self.name}: {value} (bar {sign} {self.limit:g})"
 
 
