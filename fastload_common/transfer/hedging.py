@@ -1,0 +1,325 @@
+"""When a request is too slow, and what to do about it. Pure: time is an argument.
+
+Judged by what this load sees of its other requests, not by a fixed number alone. The timer counts
+from when a connection has taken the request up, never the time in a queue.
+
+- **Hedge**: a second request races for the missing bytes. Worth it when a fresh one would probably
+  be done clearly before this one.
+- **Kill**: end it and ask the missing bytes on a fresh connection. For what brings nothing, or next
+  to nothing, whether it is hedged or not. Costs no byte twice.
+
+When everything is slow, a second request only makes it slower. So a silence counts only if
+somebody else was served since it began (`Crowd`), and a rate only beside the others' rates.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fastload_common.transfer.observed import Observed
+from fastload_common.units import KIB, MIB
+
+__all__ = ["Crowd", "Flight", "HedgeBudget", "RateMeter", "SlowPolicy", "Verdict"]
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """One attempt as it is now.
+
+    Attributes:
+        started_s: when a connection took it up.
+        first_byte_s: from the start to the reply's head; None while there is none.
+        last_progress_s: when bytes or the head last came; ``started_s`` before.
+        rate_bytes_per_s: over its last few seconds (`RateMeter`); None while not known.
+        hedged: another attempt for the same bytes runs.
+    """
+
+    started_s: float
+    size_bytes: int
+    received_bytes: int
+    first_byte_s: float | None
+    last_progress_s: float
+    rate_bytes_per_s: float | None
+    hedged: bool
+
+
+class Verdict(enum.Enum):
+    """What to do with an attempt."""
+
+    WAIT = "wait"
+    HEDGE = "hedge"
+    KILL = "kill"
+
+
+class RateMeter:
+    """Bytes per second of one attempt over its last few seconds.
+
+    Args:
+        window_s: how far back.
+    """
+
+    __slots__ = ("_marks", "_window_s")
+
+    def __init__(self, window_s: float = 3.0) -> None:
+        self._window_s = window_s
+        self._marks: deque[tuple[float, int]] = deque()
+
+    def add(self, now_s: float, received_bytes: int) -> None:
+        """Take note that so many bytes are here, all together."""
+        marks = self._marks
+        marks.append((now_s, received_bytes))
+        # The newest mark at or before the window's start stays, to measure from.
+        while len(marks) > 2 and marks[1][0] <= now_s - self._window_s:
+            marks.popleft()
+
+    def rate_bytes_per_s(self, now_s: float) -> float | None:
+        """The rate now, silence included; None before there is anything to measure."""
+        marks = self._marks
+        if not marks:
+            return None
+        begin_s = now_s - self._window_s
+        while len(marks) > 1 and marks[1][0] <= begin_s:
+            marks.popleft()
+        start_s, start_bytes = marks[0]
+        elapsed_s = now_s - max(start_s, begin_s)
+        if elapsed_s <= 0:
+            return None
+        return (marks[-1][1] - start_bytes) / elapsed_s
+
+
+class Crowd:
+    """What the attempts of a load do now, taken together: whether it is one that is slow, or all.
+
+    Attributes:
+        size: attempts in flight.
+        rate_bytes_per_s: the median rate of those whose body is coming; None if too few are.
+        served_s: the latest start of an attempt that got bytes; ``-inf`` before.
+    """
+
+    __slots__ = ("rate_bytes_per_s", "served_s", "size")
+
+    LEAST: ClassVar[int] = 4
+    """Fewer attempts are no crowd."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.rate_bytes_per_s: float | None = None
+        self.served_s = -math.inf
+
+    def look(self, flights: Iterable[Flight]) -> None:
+        """See all attempts in flight; call it once before they are judged, each time."""
+        rates = []
+        self.size = 0
+        for flight in flights:
+            self.size += 1
+            if flight.first_byte_s is None:
+                continue
+            self.served_s = max(self.served_s, flight.started_s)
+            if flight.rate_bytes_per_s is not None:
+                rates.append(flight.rate_bytes_per_s)
+        self.rate_bytes_per_s = statistics.median(rates) if len(rates) >= self.LEAST else None
+
+
+@dataclass(frozen=True, slots=True)
+class SlowPolicy:
+    """The rules, and their constants with the reasons.
+
+    Attributes:
+        unknown_late_s: a first byte is late after this while nothing has been observed. S3 takes
+            tens of milliseconds, a distant or cold store several hundred.
+        least_late_s: nothing is late before this. A busy machine delays its own receiver by tens
+            of milliseconds.
+        late_factor: a silence is late at so many times the 95th percentile of the first byte. With
+            a lognormal latency of sigma 1 it leaves about 0.3 % of requests.
+        idle_late_factor: the same at the end of a load.
+        progress_bytes: a lane tells of progress at least so often; silence within that says
+            nothing.
+        slow_factor: a body is slow when it needs so many times what a fresh request would need.
+            Three: one that is three times slower than the median is not worth twice the bytes
+            while there is other work for the link.
+        idle_slow_factor: the same at the end of a load, when only the last request counts.
+        slow_gain_s: a hedge must win at least so much; requests about to end are left alone.
+        idle_gain_s: the same at the end of a load.
+        least_rate_age_s: a rate over less says nothing.
+        floor_bytes_per_s: what is below is ended.
+        floor_age_s: measured over so long.
+        kill_factor: silence is ended at so many times what is late.
+        least_kill_s, most_kill_s: bounds of that.
+        probe_factor: without a sign that others are served, wait so many times longer.
+    """
+
+    unknown_late_s: float = 1.5
+    least_late_s: float = 0.25
+    late_factor: float = 3.0
+    idle_late_factor: float = 2.0
+    progress_bytes: int = 1 * MIB
+    slow_factor: float = 3.0
+    idle_slow_factor: float = 1.5
+    slow_gain_s: float = 0.5
+    idle_gain_s: float = 0.05
+    least_rate_age_s: float = 0.2
+    floor_bytes_per_s: int = 64 * KIB
+    floor_age_s: float = 3.0
+    kill_factor: float = 4.0
+    least_kill_s: float = 2.0
+    most_kill_s: float = 10.0
+    probe_factor: float = 4.0
+
+    @classmethod
+    def from_settings(cls, read_timeout_s: float) -> SlowPolicy:
+        """The rules of a process whose sockets give up after ``read_timeout_s``."""
+        most_s = min(cls().most_kill_s, read_timeout_s)
+        least_s = min(cls().least_kill_s, most_s)
+        return cls(
+            most_kill_s=most_s,
+            least_kill_s=least_s,
+            unknown_late_s=min(cls().unknown_late_s, most_s / 2),
+            floor_age_s=min(cls().floor_age_s, read_timeout_s),
+        )
+
+    def judge(
+        self,
+        now_s: float,
+        flight: Flight,
+        observed: Observed,
+        *,
+        idle: bool,
+        crowd: Crowd | None = None,
+    ) -> Verdict:
+        """What to do with an attempt.
+
+        Args:
+            idle: nothing waits in the queue and connections are idle: a hedge costs no one's place.
+            crowd: the other attempts; without it each is judged alone.
+        """
+        silent_s = now_s - flight.last_progress_s
+        late_s = self._late_s(flight, observed, idle)
+        kill_s = min(max(self.kill_factor * late_s, self.least_kill_s), self.most_kill_s)
+        overtaken = self._overtaken(flight, crowd)
+        if not overtaken:
+            kill_s = self.most_kill_s
+            late_s = min(late_s * self.probe_factor, kill_s)
+        if silent_s >= kill_s or self._below_floor(now_s, flight, observed):
+            return Verdict.KILL
+        if flight.hedged:
+            return Verdict.WAIT
+        if silent_s >= late_s or self._is_slow(now_s, flight, observed, idle, crowd):
+            return Verdict.HEDGE
+        return Verdict.WAIT
+
+    def look_again_s(self, now_s: float) -> float:
+        """When a verdict may change without an event."""
+        return now_s + self.least_late_s / 4
+
+    def _late_s(self, flight: Flight, observed: Observed, idle: bool) -> float:
+        """How long a silence may be."""
+        first_byte_s = observed.first_byte_s(95)
+        body_s_per_byte = observed.body_s_per_byte(95)
+        if first_byte_s is None or body_s_per_byte is None:
+            return self.unknown_late_s
+        factor = self.idle_late_factor if idle else self.late_factor
+        usual_s = first_byte_s
+        if flight.first_byte_s is not None:
+            step_bytes = min(self.progress_bytes, flight.size_bytes)
+            usual_s = max(usual_s, step_bytes * body_s_per_byte)
+        return max(self.least_late_s, factor * usual_s)
+
+    @staticmethod
+    def _overtaken(flight: Flight, crowd: Crowd | None) -> bool:
+        """Whether somebody who began after this one fell silent was served."""
+        if crowd is None or crowd.size < crowd.LEAST:
+            return True
+        return crowd.served_s > flight.last_progress_s
+
+    def _below_floor(self, now_s: float, flight: Flight, observed: Observed) -> bool:
+        if flight.first_byte_s is None or flight.rate_bytes_per_s is None:
+            return False
+        body_age_s = now_s - flight.started_s - flight.first_byte_s
+        return body_age_s >= self.floor_age_s and flight.rate_bytes_per_s < self.floor_bytes_per_s
+
+    def _is_slow(
+        self,
+        now_s: float,
+        flight: Flight,
+        observed: Observed,
+        idle: bool,
+        crowd: Crowd | None,
+    ) -> bool:
+        """Whether a fresh request would be done clearly before this one, by its rate."""
+        rate_bytes_per_s = flight.rate_bytes_per_s
+        if flight.first_byte_s is None or rate_bytes_per_s is None:
+            return False
+        if now_s - flight.started_s - flight.first_byte_s < self.least_rate_age_s:
+            return False
+        missing_bytes = flight.size_bytes - flight.received_bytes
+        fresh_s = observed.expected_s(missing_bytes)
+        if fresh_s is None:
+            return False
+        if crowd is not None and crowd.rate_bytes_per_s is not None:
+            # What was observed may be of a time when the link was faster.
+            fresh_s = max(fresh_s, missing_bytes / max(crowd.rate_bytes_per_s, 1.0))
+        own_s = missing_bytes / rate_bytes_per_s if rate_bytes_per_s > 0 else math.inf
+        if idle:
+            return own_s > self.idle_slow_factor * fresh_s + self.idle_gain_s
+        return own_s > self.slow_factor * fresh_s + self.slow_gain_s
+
+
+class HedgeBudget:
+    """Bounds what hedges may cost: bytes that come twice, and how many run at once.
+
+    What running hedges ask for, plus what was received twice so far, stays within the greater of
+    ``floor_bytes`` and ``share`` of the bytes delivered.
+
+    Args:
+        share: of the bytes delivered.
+        floor_bytes: for the start of a load, and for small ones.
+        at_once: hedges in flight.
+    """
+
+    def __init__(
+        self, *, share: float = 0.05, floor_bytes: int = 32 * MIB, at_once: int = 8
+    ) -> None:
+        self._share = share
+        self._floor_bytes = floor_bytes
+        self._at_once = at_once
+        self._running = 0
+        self._exposed_bytes = 0
+        self._wasted_bytes = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"HedgeBudget({self._running} running, {self._exposed_bytes} bytes exposed, "
+            f"{self._wasted_bytes} wasted)"
+        )
+
+    @property
+    def wasted_bytes(self) -> int:
+        """Bytes that hedging received twice so far."""
+        return self._wasted_bytes
+
+    def try_take(self, missing_bytes: int, delivered_bytes: int) -> bool:
+        """Whether a hedge for so many bytes may begin; if so, `settle` it when the race is over."""
+        limit_bytes = max(self._floor_bytes, self._share * delivered_bytes)
+        spent_bytes = self._exposed_bytes + self._wasted_bytes
+        if self._running >= self._at_once or spent_bytes + missing_bytes > limit_bytes:
+            return False
+        self._running += 1
+        self._exposed_bytes += missing_bytes
+        return True
+
+    def settle(self, missing_bytes: int, wasted_bytes: int) -> None:
+        """A race is over.
+
+        Args:
+            missing_bytes: as given to `try_take`.
+            wasted_bytes: what was received twice.
+        """
+        self._running -= 1
+        self._exposed_bytes -= missing_bytes
+        self._wasted_bytes += wasted_bytes
