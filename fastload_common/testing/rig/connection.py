@@ -120,6 +120,7 @@ class RigConnection(LoopbackHandler):
         size = reply.part.size_bytes if has_body else 0
         breaks = plan.breaks(size)
         head = reply.head(request.number, self.owner.clock.wall_s())
+        how = ended.REFUSED if reply.status >= 300 else ended.COMPLETE
         body = _Sender(self, request, reply, plan)
         at = -1
         for offset, harm in breaks:
@@ -135,15 +136,21 @@ class RigConnection(LoopbackHandler):
                 return ended.RESET
             else:
                 return ended.CUT
+        # A client that has the last byte finds its request in the log as it ended.
+        early = how if reply.closes != "client" else None
         if at < 0:
+            if not size and early is not None:
+                self.owner.log.end(request, early)
             self._send_head(request, reply, head)
             at = 0
+        if at < size:
+            body.send(at, size - 1)
+            body.send(size - 1, size, ends=early)
         if has_body:
-            body.send(at, size)
             body.end()
         if reply.closes == "client":
             self._wait(_FOR_EVER_S)
-        return ended.REFUSED if reply.status >= 300 else ended.COMPLETE
+        return how
 
     def _send_head(self, request: LoggedRequest, reply: Reply, head: bytes) -> None:
         request.status = reply.status
@@ -199,7 +206,8 @@ class _Sender:
         self._link = connection.owner.link
         rate = plan.bytes_per_s
         self._pace = None if rate is None else Pace(rate, self._clock.monotonic_s())
-        tls = isinstance(connection.connection, ssl.SSLSocket)
+        self._socket = connection.connection
+        tls = isinstance(self._socket, ssl.SSLSocket)
         self._piece_bytes = _TLS_PIECE_BYTES if tls else _PIECE_BYTES
         if self._pace is not None or self._link is not None:
             self._piece_bytes = _PACED_PIECE_BYTES
@@ -208,27 +216,35 @@ class _Sender:
         if reply.chunk_bytes is not None:
             self._piece_bytes = min(self._piece_bytes, reply.chunk_bytes)
 
-    def send(self, start: int, end: int) -> None:
-        """Send the bytes ``[start, end)`` of the body."""
+    def send(self, start: int, end: int, *, ends: str | None = None) -> None:
+        """Send the bytes ``[start, end)`` of the body.
+
+        Args:
+            ends: how the request ends with them, if it does.
+        """
         if start >= end:
             return
-        chunked = self._reply.chunk_bytes is not None
-        socket_ = self._connection.connection
         for piece in self._pieces(start, end):
             self._take_turn(len(piece))
-            if chunked:
-                socket_.sendall(b"%x\r\n" % len(piece))
+            # First the count: who has the bytes may look at the log at once.
+            self._log.note(self._request, len(piece))
+            if ends is not None:
+                self._log.end(self._request, ends)
             at = 0
-            while at < len(piece):
-                sent = socket_.send(piece[at:])
-                at += sent
-                self._log.note(self._request, sent)
-            if chunked:
-                socket_.sendall(b"\r\n")
+            try:
+                if self._reply.chunk_bytes is not None:
+                    self._socket.sendall(b"%x\r\n" % len(piece))
+                while at < len(piece):
+                    at += self._socket.send(piece[at:])
+                if self._reply.chunk_bytes is not None:
+                    self._socket.sendall(b"\r\n")
+            except OSError:
+                self._log.note(self._request, at - len(piece))
+                raise
 
     def end(self) -> None:
         if self._reply.chunk_bytes is not None:
-            self._connection.connection.sendall(b"0\r\n\r\n")
+            self._socket.sendall(b"0\r\n\r\n")
 
     def _pieces(self, start: int, end: int) -> Iterator[memoryview]:
         base = self._reply.part.start

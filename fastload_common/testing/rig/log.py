@@ -26,6 +26,8 @@ CRASHED = "rig crashed"
 class LoggedRequest:
     """One request. It is in the log from its arrival on, and is filled in as it is answered.
 
+    Whoever has received bytes finds them counted, and whoever has the last one finds the end.
+
     Attributes:
         kind: GET, HEAD or PUT of an object, LIST, or OTHER (of a bucket).
         bucket, key: the key of a listing is its prefix.
@@ -250,7 +252,7 @@ class RequestLog:
             return request
 
     def note(self, request: LoggedRequest, sent_bytes: int) -> None:
-        """More of the body went out."""
+        """More of the body goes out; negative: it did not, after all."""
         with self._changed:
             request.sent_bytes += sent_bytes
             self._changed.notify_all()
@@ -261,8 +263,12 @@ class RequestLog:
             self._changed.notify_all()
 
     def end(self, request: LoggedRequest, how: str) -> None:
+        """Note how it ended; again, if it came otherwise."""
         with self._changed:
+            if request.ended == how:
+                return
+            if request.ended is None:
+                self._in_flight -= 1
             request.ended = how
             request.ended_s = self._clock.monotonic_s()
-            self._in_flight -= 1
             self._changed.notify_all()
