@@ -16,60 +16,46 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from fastload_common.config_values import ENV_PREFIX, Option, check_value, parse_value
 from fastload_common.errors import ConfigError
-from fastload_common.units import GIB, MIB, TIB, format_size, parse_size
+from fastload_common.units import GIB, KIB, MIB, TIB
 
-__all__ = ["ENV_PREFIX", "OPTIONS", "Option", "Settings", "environment", "load_settings"]
-
-ENV_PREFIX = "FASTLOAD_"
+__all__ = [
+    "ENV_PREFIX",
+    "OPTIONS",
+    "Option",
+    "Settings",
+    "Sizes",
+    "environment",
+    "load_settings",
+]
 
 # Larger ones are slips of the pen; the system's calls for memory and waits refuse them untyped.
 _DAY_S = 86_400
 
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One setting.
-
-    Attributes:
-        name: field of `Settings`; the variable is ``FASTLOAD_`` + upper case.
-        unit: ``bytes``, ``s``, ``count``, ``path``, ``flag``, ``choice``, ``patterns``.
-        default: the parsed default; None means "chosen by fastload".
-        meaning: one or two sentences for the reference page.
-        minimum, maximum: smallest and largest value allowed for numbers.
-        choices: values allowed for ``choice``.
-        since: version that brought it.
-    """
-
-    name: str
-    unit: str
-    default: Any
-    meaning: str
-    minimum: float = 0
-    maximum: float = 0
-    choices: tuple[str, ...] = ()
-    since: str = "0.1"
-
-    @property
-    def variable(self) -> str:
-        return ENV_PREFIX + self.name.upper()
-
+# What is assumed where fastload chooses, until the load knows better.
+_ASSUMED_CONCURRENCY = 32
+_ASSUMED_CHUNK_BYTES = 8 * MIB
 
 OPTIONS: tuple[Option, ...] = (
     Option(
         "concurrency",
         "count",
-        32,
-        "Requests in flight for one process. More hides more latency; each takes a connection.",
+        None,
+        "Requests in flight for one process. More hides more latency; each takes a connection. "
+        "Default: what fills the link, found while loading; at most what CPUs, open files and "
+        "memory allow, divided among the ranks of the node.",
         minimum=1,
         maximum=4096,
     ),
     Option(
         "chunk_bytes",
         "bytes",
-        8 * MIB,
-        "Size of one ranged request. Larger hides the first byte better, smaller spreads better.",
-        minimum=64 * 1024,
+        None,
+        "Size of one ranged request, and of one piece of staging memory. Larger hides the first "
+        "byte better, smaller spreads better. Default: 1 to 16 MiB, by the size of the model and "
+        "the memory; smaller requests near the end of a load.",
+        minimum=64 * KIB,
         maximum=4 * GIB,
     ),
     Option(
@@ -80,6 +66,15 @@ OPTIONS: tuple[Option, ...] = (
         "most a quarter of the smallest cgroup limit, divided among the ranks of the node.",
         minimum=1 * MIB,
         maximum=16 * TIB,
+    ),
+    Option(
+        "max_bytes_per_s",
+        "bytes/s",
+        None,
+        "Most bytes (not bits) asked for per second by all ranks of this node together, e.g. "
+        "500MB; each rank gets an equal part. Unset means no cap.",
+        minimum=64 * KIB,
+        maximum=1 * TIB,
     ),
     Option(
         "merge_gap_bytes",
@@ -182,17 +177,30 @@ _SERVICE_LINK = re.compile(
 _BY_NAME: dict[str, Option] = {option.name: option for option in OPTIONS}
 
 
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How many requests in flight, and how large: what is set, else what is assumed.
+
+    For whoever must know before a load does, such as who reckons memory or makes a client. The
+    load itself chooses better where nothing is set.
+    """
+
+    concurrency: int
+    chunk_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The settings of one process. Plain data: safe to pickle, holds no secret.
 
     Memory: at most ``memory_bytes`` of staging when set; otherwise
-    ``1.25 * concurrency * chunk_bytes``, bounded by the smallest cgroup limit.
+    ``1.25 * sizes.concurrency * sizes.chunk_bytes``, bounded by the smallest cgroup limit.
     """
 
-    concurrency: int = _BY_NAME["concurrency"].default
-    chunk_bytes: int = _BY_NAME["chunk_bytes"].default
+    concurrency: int | None = _BY_NAME["concurrency"].default
+    chunk_bytes: int | None = _BY_NAME["chunk_bytes"].default
     memory_bytes: int | None = _BY_NAME["memory_bytes"].default
+    max_bytes_per_s: int | None = _BY_NAME["max_bytes_per_s"].default
     merge_gap_bytes: int = _BY_NAME["merge_gap_bytes"].default
     max_attempts: int = _BY_NAME["max_attempts"].default
     connect_timeout_s: float = _BY_NAME["connect_timeout_s"].default
@@ -209,13 +217,23 @@ class Settings:
 
     def __post_init__(self) -> None:
         for option in OPTIONS:
-            _check(option, getattr(self, option.name), shown=option.name)
-        if self.memory_bytes is not None and self.memory_bytes < self.chunk_bytes:
+            check_value(option, getattr(self, option.name), shown=option.name)
+        memory_bytes, chunk_bytes = self.memory_bytes, self.chunk_bytes
+        if memory_bytes is not None and chunk_bytes is not None and memory_bytes < chunk_bytes:
             raise ConfigError(
-                f"memory_bytes ({self.memory_bytes}) is smaller than chunk_bytes "
-                f"({self.chunk_bytes})",
+                f"memory_bytes ({memory_bytes}) is smaller than chunk_bytes ({chunk_bytes})",
                 hint="raise FASTLOAD_MEMORY_BYTES or lower FASTLOAD_CHUNK_BYTES",
             )
+
+    @property
+    def sizes(self) -> Sizes:
+        """Concurrency and chunk size as set, or as assumed; a chunk fits ``memory_bytes``."""
+        chunk_bytes = self.chunk_bytes
+        if chunk_bytes is None:
+            chunk_bytes = _ASSUMED_CHUNK_BYTES
+            while self.memory_bytes is not None and chunk_bytes > self.memory_bytes:
+                chunk_bytes //= 2
+        return Sizes(self.concurrency or _ASSUMED_CONCURRENCY, chunk_bytes)
 
     def changed(self) -> dict[str, Any]:
         """The settings that are not at their default, for one log line per process."""
@@ -254,10 +272,10 @@ def load_settings(
             continue
         option = _find(variable[len(ENV_PREFIX) :].lower(), shown=variable, prefix=ENV_PREFIX)
         if text.strip() != "":
-            values[option.name] = _parse(option, text, shown=variable)
+            values[option.name] = parse_value(option, text, shown=variable)
     for key, value in (extra_config or {}).items():
         option = _find(key, shown=f"{extra_name} key {key!r}", prefix="")
-        values[option.name] = _parse(option, value, shown=f"{extra_name} {key!r}")
+        values[option.name] = parse_value(option, value, shown=f"{extra_name} {key!r}")
     return Settings(**values)
 
 
@@ -270,112 +288,3 @@ def _find(name: Any, *, shown: str, prefix: str) -> Option:
     near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}? " if near else ""
     raise ConfigError(f"unknown setting {shown}", hint=f"{hint}valid: {', '.join(names)}")
-
-
-def _parse(option: Option, value: Any, *, shown: str) -> Any:
-    try:
-        parsed = _convert(option, value)
-    except ConfigError as error:
-        raise ConfigError(f"{shown}: {error.what}", hint=error.hint) from None
-    except (TypeError, ValueError, OverflowError):
-        raise _unexpected(option, value, shown) from None
-    _check(option, parsed, shown=shown)
-    return parsed
-
-
-def _check(option: Option, value: Any, *, shown: str) -> None:
-    """Refuse a parsed value that the option does not allow."""
-    if value is None and option.default is None:
-        return
-    is_number = option.unit in _NUMBERS
-    fits = isinstance(value, _KINDS[option.unit]) and not (is_number and isinstance(value, bool))
-    if not fits:
-        raise _unexpected(option, value, shown)
-    if option.choices and value not in option.choices:
-        raise ConfigError(
-            f"{shown}: expected one of {', '.join(option.choices)}, got {_brief(value)}",
-            hint=option.meaning,
-        )
-    if is_number and not option.minimum <= value <= option.maximum:
-        side = "above the maximum" if value > option.maximum else "below the minimum"
-        bound = option.maximum if value > option.maximum else option.minimum
-        unit = " s" if option.unit == "s" else ""
-        text = format_size(bound) if option.unit == "bytes" else f"{bound:g}{unit}"
-        raise ConfigError(f"{shown}: {_brief(value)} is {side} of {text}", hint=option.meaning)
-
-
-def _unexpected(option: Option, value: Any, shown: str) -> ConfigError:
-    what = f"{shown}: expected {_EXPECTED[option.unit]}, got {_brief(value)}"
-    return ConfigError(what, hint=option.meaning)
-
-
-def _brief(value: Any) -> str:
-    """The value for a message, not all of it if it is long."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python writes no number of thousands of digits
-        return "a number of too many digits"
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
-
-
-_SHOWN_CHARACTERS = 100
-_NUMBERS = ("bytes", "s", "count")
-_KINDS: dict[str, type | tuple[type, ...]] = {
-    "bytes": int,
-    "s": (int, float),
-    "count": int,
-    "path": Path,
-    "flag": bool,
-    "choice": str,
-    "patterns": tuple,
-}
-_EXPECTED = {
-    "bytes": "a size such as 16MiB",
-    "s": "a number of seconds",
-    "count": "a whole number",
-    "path": "a path",
-    "flag": "true or false",
-    "choice": "one of the choices",
-    "patterns": "comma-separated globs",
-}
-_FLAGS = {"1": True, "true": True, "yes": True, "on": True}
-_FLAGS |= {"0": False, "false": False, "no": False, "off": False}
-
-
-def _convert(option: Option, value: Any) -> Any:
-    if value is None:
-        return option.default
-    if option.unit == "bytes":
-        if not isinstance(value, str | int):
-            raise TypeError
-        return parse_size(value)
-    if option.unit == "count":
-        if isinstance(value, bool | float):
-            raise TypeError
-        return int(value)
-    if option.unit == "s":
-        if isinstance(value, bool):
-            raise TypeError
-        seconds = float(value)
-        if not 0 <= seconds < float("inf"):
-            raise ValueError
-        return seconds
-    if option.unit == "path":
-        if not isinstance(value, str | Path) or not str(value).strip() or "\0" in str(value):
-            raise TypeError
-        return Path(value)
-    if option.unit == "flag":
-        return value if isinstance(value, bool) else _flag(value)
-    if option.unit == "choice":
-        return value
-    if isinstance(value, str):
-        value = [part.strip() for part in value.split(",") if part.strip()]
-    if not isinstance(value, list | tuple) or not all(isinstance(part, str) for part in value):
-        raise TypeError
-    return tuple(value)
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, str) or value.strip().lower() not in _FLAGS:
-        raise ValueError
-    return _FLAGS[value.strip().lower()]

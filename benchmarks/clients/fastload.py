@@ -25,9 +25,9 @@ class FastloadClient:
         self._source = open_source(f"s3://{BUCKET}", settings)
         # As a load does: one listing gives the identity of every object.
         self._ids = {listed.key: listed.object_id for listed in self._source.list()}
-        self._chunk_bytes = settings.chunk_bytes
-        slots = max(1, staging_budget(settings).bytes // settings.chunk_bytes)
-        self._arena = Arena(settings.chunk_bytes, slots)
+        self._chunk_bytes = settings.sizes.chunk_bytes
+        slots = max(1, staging_budget(settings).bytes // settings.sizes.chunk_bytes)
+        self._arena = Arena(settings.sizes.chunk_bytes, slots)
         policy = TransferPolicy.from_settings(settings)
         self.stats = TransferStats()
         self._fetcher = Fetcher(self._source, self._arena, policy, SystemClock(), self.stats)

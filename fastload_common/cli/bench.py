@@ -98,9 +98,9 @@ def measure(source: ObjectSource, settings: Settings, clock: Clock) -> BenchResu
         raise ObjectMissingError(
             f"{source.root}: nothing to read", hint="see what stands there with your S3 tool"
         )
-    chunks = _chunks(objects, settings.chunk_bytes)
-    slot_count = max(staging_budget(settings).bytes // settings.chunk_bytes, 1)
-    arena = Arena(settings.chunk_bytes, min(slot_count, len(chunks)))
+    chunks = _chunks(objects, settings.sizes.chunk_bytes)
+    slot_count = max(staging_budget(settings).bytes // settings.sizes.chunk_bytes, 1)
+    arena = Arena(settings.sizes.chunk_bytes, min(slot_count, len(chunks)))
     stats = TransferStats()
     size_bytes = 0
     policy = TransferPolicy.from_settings(settings)
@@ -118,8 +118,8 @@ def measure(source: ObjectSource, settings: Settings, clock: Clock) -> BenchResu
         wall_s=wall_s,
         cpu_s=cpu_s,
         peak_staging_bytes=arena.peak_leased_bytes,
-        concurrency=settings.concurrency,
-        chunk_bytes=settings.chunk_bytes,
+        concurrency=settings.sizes.concurrency,
+        chunk_bytes=settings.sizes.chunk_bytes,
         transfer=stats.snapshot(),
     )
 

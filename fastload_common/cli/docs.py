@@ -124,8 +124,8 @@ def _default(option: Option) -> str:
 
 
 def _value(option: Option, value: object) -> str:
-    if option.unit == "bytes" and isinstance(value, int | float):
-        return format_size(value)
+    if option.unit in ("bytes", "bytes/s") and isinstance(value, int | float):
+        return format_size(value) + option.unit.removeprefix("bytes")
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):

@@ -45,7 +45,7 @@ def check_settings(read: Callable[[], Settings]) -> tuple[list[Check], Settings]
 def check_descriptors(settings: Settings) -> Iterator[Check]:
     """Whether each connection can have a file descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = settings.concurrency + _SPARE_DESCRIPTORS
+    needed = settings.sizes.concurrency + _SPARE_DESCRIPTORS
     found = f"{_limit(soft)} file descriptors (hard limit {_limit(hard)}), about {needed} needed"
     if soft != resource.RLIM_INFINITY and soft < needed:
         remedy = f"ulimit -n {max(needed, 4096)}, or lower FASTLOAD_CONCURRENCY"
@@ -65,14 +65,14 @@ def check_memory(settings: Settings) -> Iterator[Check]:
         yield Check("memory limit", "ok", f"{format_size(limit.bytes)} ({limit.origin})")
     budget = staging_budget(settings)
     found = f"{format_size(budget.bytes)} for one process: {budget.reason}"
-    slots = budget.bytes // settings.chunk_bytes
+    slots = budget.bytes // settings.sizes.chunk_bytes
     if limit is not None and budget.bytes > limit.bytes // 2:
         remedy = "lower FASTLOAD_MEMORY_BYTES below half of the limit"
         yield Check("staging memory", "warn", found, remedy)
-    elif slots < settings.concurrency:
+    elif slots < settings.sizes.concurrency:
         remedy = (
-            f"only {slots} of {settings.concurrency} requests can be in flight: raise the memory "
-            "limit, or lower FASTLOAD_CHUNK_BYTES"
+            f"only {slots} of {settings.sizes.concurrency} requests can be in flight: raise the "
+            "memory limit, or lower FASTLOAD_CHUNK_BYTES"
         )
         yield Check("staging memory", "warn", found, remedy)
     else:

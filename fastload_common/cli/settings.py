@@ -72,8 +72,8 @@ def _origin(option: Option, given: dict[str, str]) -> str:
 def _shown(option: Option, value: Any) -> str:
     if value is None:
         return "not set"
-    if option.unit == "bytes":
-        return format_size(value)
+    if option.unit in ("bytes", "bytes/s"):
+        return format_size(value) + option.unit.removeprefix("bytes")
     if option.unit == "s":
         return f"{value:g} s"
     if option.unit == "flag":

@@ -201,8 +201,8 @@ class LoadSession:
         report.model_bytes = sum(entry.byte_range.size_bytes for _, entry in self._entries())
         budget = staging_budget(settings, self._place.local_world_size)
         self._batch_bytes = budget.bytes
-        slots = max(1, budget.bytes // settings.chunk_bytes)
-        arena = Arena(settings.chunk_bytes, slots)
+        slots = max(1, budget.bytes // settings.sizes.chunk_bytes)
+        arena = Arena(settings.sizes.chunk_bytes, slots)
         self._stack.callback(arena.close)
         self._arena = arena
         fetcher = Fetcher(
@@ -216,7 +216,7 @@ class LoadSession:
         self._stack.callback(fetcher.close)
         self._executor = Executor(
             self._verification.watch(fetcher.fetch),
-            chunk_bytes=settings.chunk_bytes,
+            chunk_bytes=settings.sizes.chunk_bytes,
             merge_gap_bytes=settings.merge_gap_bytes,
             report=report,
         )

@@ -48,7 +48,7 @@ class Verification:
 
     def __init__(self, settings: Settings, report: LoadReport) -> None:
         self._mode = settings.verify
-        self._chunk_bytes = settings.chunk_bytes
+        self._chunk_bytes = settings.sizes.chunk_bytes
         self._report = report
         self._objects: dict[ObjectId, _Object | None] = {}
         self._fetch: Fetch | None = None

@@ -78,10 +78,9 @@ def staging_budget(
     if settings.memory_bytes is not None:
         _warn_if_too_large(settings.memory_bytes, local_world_size, limit)
         return MemoryBudget(settings.memory_bytes, "memory_bytes is set")
-    wanted_bytes = int(settings.concurrency * settings.chunk_bytes * _SLACK)
-    wanted = (
-        f"{settings.concurrency} requests x {format_size(settings.chunk_bytes)} + {_SLACK - 1:.0%}"
-    )
+    sizes = settings.sizes
+    wanted_bytes = int(sizes.concurrency * sizes.chunk_bytes * _SLACK)
+    wanted = f"{sizes.concurrency} requests x {format_size(sizes.chunk_bytes)} + {_SLACK - 1:.0%}"
     if limit is None:
         return MemoryBudget(wanted_bytes, f"{wanted} (no memory limit found)")
     share_bytes = limit.bytes // _SHARE // local_world_size
@@ -90,10 +89,10 @@ def staging_budget(
     )
     if wanted_bytes <= share_bytes:
         return MemoryBudget(wanted_bytes, wanted)
-    if share_bytes < settings.chunk_bytes:
+    if share_bytes < sizes.chunk_bytes:
         raise OutOfBudgetError(
             f"staging may take {share}, which is {format_size(share_bytes)}: less than one chunk "
-            f"of {format_size(settings.chunk_bytes)}",
+            f"of {format_size(sizes.chunk_bytes)}",
             hint="lower FASTLOAD_CHUNK_BYTES, raise the memory limit, or set FASTLOAD_MEMORY_BYTES",
         )
     return MemoryBudget(share_bytes, share)

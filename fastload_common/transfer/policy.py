@@ -45,7 +45,7 @@ class TransferPolicy:
     @classmethod
     def from_settings(cls, settings: Settings) -> TransferPolicy:
         return cls(
-            concurrency=settings.concurrency,
+            concurrency=settings.sizes.concurrency,
             max_attempts=settings.max_attempts,
             connect_timeout_s=settings.connect_timeout_s,
             read_timeout_s=settings.read_timeout_s,

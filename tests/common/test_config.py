@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastload_common.config import OPTIONS, Settings, environment, load_settings
+from fastload_common.config import OPTIONS, Settings, Sizes, environment, load_settings
 from fastload_common.errors import ConfigError
-from fastload_common.units import GIB, MIB
+from fastload_common.units import GIB, KIB, MIB
 
 
 def test_defaults_are_those_of_the_registry() -> None:
@@ -39,6 +39,9 @@ def test_t26_extra_config_wins_over_the_environment_and_that_over_the_default() 
         ("concurrency", 64, 64),
         ("chunk_bytes", "16MiB", 16 * MIB),
         ("chunk_bytes", 16 * MIB, 16 * MIB),
+        ("max_bytes_per_s", "500MB", 500_000_000),
+        ("max_bytes_per_s", "1.5 GiB", 1536 * MIB),
+        ("max_bytes_per_s", 10**9, 10**9),
         ("memory_bytes", "2Gi", 2 * GIB),
         ("connect_timeout_s", "0.5", 0.5),
         ("connect_timeout_s", 3, 3.0),
@@ -86,6 +89,9 @@ def test_values_are_parsed(name: str, text: Any, value: Any) -> None:
         ("cache_dir", "a\0b", "expected a path"),
         ("chunk_bytes", "big", "expected a size in bytes"),
         ("chunk_bytes", "1KiB", "below the minimum"),
+        ("max_bytes_per_s", "10", "max_bytes_per_s': 10 is below the minimum of 64.0 KiB/s"),
+        ("max_bytes_per_s", 2.5, "expected bytes per second such as 500MB, got 2.5"),
+        ("max_bytes_per_s", "fast", "expected a size in bytes, got 'fast'"),
         ("chunk_bytes", 1.5, "expected a size such as 16MiB"),
         ("chunk_bytes", -1, "expected a size in bytes"),
         ("read_timeout_s", "nan", "expected a number of seconds"),
@@ -198,10 +204,27 @@ def test_null_in_the_extra_config_is_the_default() -> None:
 
 def test_settings_that_contradict_name_both() -> None:
     with pytest.raises(ConfigError) as caught:
-        load_settings({"memory_bytes": "1MiB"}, {})
+        load_settings({"memory_bytes": "1MiB", "chunk_bytes": "2MiB"}, {})
     assert "memory_bytes" in str(caught.value)
     assert "chunk_bytes" in str(caught.value)
     assert load_settings({"memory_bytes": "8MiB"}, {}).memory_bytes == 8 * MIB
+
+
+@pytest.mark.parametrize(
+    ("extra", "concurrency", "chunk_bytes"),
+    [
+        ({}, 32, 8 * MIB),
+        ({"concurrency": 5}, 5, 8 * MIB),
+        ({"chunk_bytes": "64KiB"}, 32, 64 * KIB),
+        ({"memory_bytes": "1MiB"}, 32, MIB),
+        ({"memory_bytes": 7_999_999}, 32, 4 * MIB),
+        ({"memory_bytes": "64MiB", "chunk_bytes": "64MiB"}, 32, 64 * MIB),
+    ],
+)
+def test_sizes_are_as_set_or_as_assumed(
+    extra: dict[str, Any], concurrency: int, chunk_bytes: int
+) -> None:
+    assert load_settings(extra, {}).sizes == Sizes(concurrency, chunk_bytes)
 
 
 def test_settings_are_frozen_and_travel_between_processes() -> None:
@@ -220,15 +243,16 @@ def test_the_environment_is_read_and_never_written(monkeypatch: pytest.MonkeyPat
 
 
 def test_every_option_is_fully_described() -> None:
-    units = {"bytes", "s", "count", "path", "flag", "choice", "patterns"}
+    units = {"bytes", "bytes/s", "s", "count", "path", "flag", "choice", "patterns"}
     for option in OPTIONS:
         assert option.unit in units
         assert option.meaning.endswith(".")
         assert bool(option.choices) == (option.unit == "choice")
         assert option.variable == "FASTLOAD_" + option.name.upper()
-        if option.unit in ("bytes", "s"):
-            assert option.name.endswith(f"_{option.unit}")
-        assert (option.maximum > option.minimum) == (option.unit in ("bytes", "s", "count"))
+        if option.unit in ("bytes", "bytes/s", "s"):
+            assert option.name.endswith("_" + option.unit.replace("/", "_per_"))
+        numbers = ("bytes", "bytes/s", "s", "count")
+        assert (option.maximum > option.minimum) == (option.unit in numbers)
 
 
 @given(
@@ -252,7 +276,7 @@ def test_anything_is_settings_or_a_config_error_with_a_remedy(extra: dict[str, A
         failure = error
     if failure is None:
         assert "unknown" not in extra
-        assert settings.concurrency >= 1
-        assert settings.memory_bytes is None or settings.memory_bytes >= settings.chunk_bytes
+        assert settings.sizes.concurrency >= 1
+        assert settings.memory_bytes is None or settings.memory_bytes >= settings.sizes.chunk_bytes
     else:
         assert failure.hint
