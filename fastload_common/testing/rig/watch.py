@@ -42,12 +42,23 @@ class HangUpWatch:
         self._epoll.close()
         os.close(self._wake)
 
+    def check(self, descriptor: int) -> None:
+        """Call back if this socket's other side has indeed hung up."""
+        with self._lock:
+            callback = self._callbacks.get(descriptor)
+            # The news may be of an earlier socket that had this number.
+            if callback is not None and _has_hung_up(descriptor):
+                callback()
+
     def _run(self) -> None:
         while True:
             for descriptor, _ in self._epoll.poll():
                 if descriptor == self._wake:
                     return
-                with self._lock:
-                    callback = self._callbacks.get(descriptor)
-                    if callback is not None:
-                        callback()
+                self.check(descriptor)
+
+
+def _has_hung_up(descriptor: int) -> bool:
+    probe = select.poll()
+    probe.register(descriptor, select.POLLRDHUP)
+    return bool(probe.poll(0))
