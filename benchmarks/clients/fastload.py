@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import time
 from typing import Any
 
+from benchmarks.cost import memory_bytes
 from benchmarks.work import BUCKET, Item, Work, check
 from fastload_common.clock import SystemClock
 from fastload_common.config import Settings
@@ -18,14 +21,23 @@ from fastload_common.transfer.stats import TransferStats
 
 
 class FastloadClient:
-    """Chunks of the settings' size through one `Fetcher`."""
+    """Chunks of the settings' size through one `Fetcher`.
+
+    Options: ``settings`` (further settings), ``pause_s`` (wait that long with the first chunk in
+    hand, so that staging memory fills).
+
+    Attributes:
+        baseline_bytes: memory before staging and fetcher were made.
+    """
 
     def __init__(self, work: Work) -> None:
         settings = _settings(work)
+        self._pause_s = float((work.options or {}).get("pause_s", 0))
         self._source = open_source(f"s3://{BUCKET}", settings)
         # As a load does: one listing gives the identity of every object.
         self._ids = {listed.key: listed.object_id for listed in self._source.list()}
         self._chunk_bytes = settings.sizes.chunk_bytes
+        self.baseline_bytes = memory_bytes(os.getpid())
         slots = max(1, staging_budget(settings).bytes // settings.sizes.chunk_bytes)
         self._arena = Arena(settings.sizes.chunk_bytes, slots)
         policy = TransferPolicy.from_settings(settings)
@@ -36,6 +48,8 @@ class FastloadClient:
         received_bytes = 0
         for filled in self._fetcher.fetch(self._chunks(items)):
             check(filled.data, filled.chunk.byte_range.start)
+            if received_bytes == 0 and self._pause_s:
+                time.sleep(self._pause_s)
             received_bytes += len(filled.data)
             filled.release()
         return received_bytes
@@ -58,7 +72,7 @@ def _settings(work: Work) -> Settings:
     """The given shape; the defaults where it is 0."""
     given: dict[str, Any] = {"concurrency": work.connections, "chunk_bytes": work.chunk_bytes}
     given = {name: value for name, value in given.items() if value}
-    return Settings(**given, **(work.options or {}))
+    return Settings(**given, **(work.options or {}).get("settings", {}))
 
 
 def open_client(work: Work) -> FastloadClient:

@@ -75,6 +75,7 @@ def main(text: str) -> None:
         "ended_s": ended_s,
         "setup_s": began_s - opened_s,
         "baseline_bytes": baseline_bytes,
+        "staging_baseline_bytes": getattr(client, "baseline_bytes", baseline_bytes),
     }
     busy_s = busy.stop() if busy else 0.0
     found["busy_cpu_s"] = busy_s

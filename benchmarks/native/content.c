@@ -63,7 +63,7 @@ int content_send(struct wire *wire, const struct object *object, long start, lon
         long limit = start < HEADER_BYTES ? HEADER_BYTES - start : PERIOD_BYTES - place;
         long part = size < limit ? size : limit;
         int failed = start < HEADER_BYTES
-                         ? wire_send(wire, object->header + start, part, 1)
+                         ? wire_send(wire, object->header + start, part, size > part)
                          : wire_send_file(wire, period_fd, (char *)period, place, part);
         if (failed) return -1;
         start += part;

@@ -120,7 +120,6 @@ static int send_body(struct wire *wire, const struct object *object, long start,
         COUNT(bytes, part);
     }
     if (end == size) return 0;
-    COUNT(stalled, 1);
     wire_wait_for_close(wire);
     return -1;
 }
@@ -158,6 +157,7 @@ static int send_object(struct wire *wire, const struct object *object, const cha
         fate = pace_fate(number);
         if (number == 1) first_request_s = began_s;
         if (fate.slow) COUNT(slow, 1);
+        if (fate.stall_at < 1) COUNT(stalled, 1);
     }
     if (fate.latency_s > 0) pace_sleep_until(began_s += fate.latency_s);
     if (!is_get) COUNT(small, 1);
