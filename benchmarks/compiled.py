@@ -45,7 +45,7 @@ def build(directory: Path) -> Programs:
     if compiler is None:
         raise RuntimeError(NO_COMPILER)
     programs = Programs(directory, tls=_has_openssl(compiler))
-    options = ["-O2", "-Wall", "-Wextra", "-Werror"]
+    options = ["-O2"]
     libraries = ["-lpthread"]
     if programs.tls:
         options.append("-DWITH_TLS")

