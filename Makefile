@@ -95,7 +95,7 @@ RUN_BENCHMARKS = failed=; for name in $(BENCHMARKS); do \
 bench: $(READY_BENCH)  ## the benchmarks (20 minutes): beside other clients, on slow links, in memory
 	@$(call RUN_BENCHMARKS,)
 
-bench-quick: $(READY_BENCH)  ## the same with less work (5 minutes)
+bench-quick: $(READY_BENCH)  ## the same with less work (6 minutes)
 	@$(call RUN_BENCHMARKS,--quick)
 
 docs: $(READY)  ## write the generated pages below docs/

@@ -1,6 +1,6 @@
 """Throughput while a Python thread of the loading process computes, as an engine's does.
 
-    python -m benchmarks.busy [--json] [--quick] [--rounds 5]
+    python -m benchmarks.busy [--json] [--quick] [--rounds 3]
 
 Two comparisons, over HTTP and TLS, 8 MiB ranges, 8 connections, warm:
 
@@ -147,7 +147,7 @@ def panels(found: dict[str, Any]) -> list[Panel]:
 
 def main() -> int:
     parser, directory = options_of(__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default=",".join(TOTAL_BYTES), help="clients, with commas")
     options = parser.parse_args()
     rounds = 2 if options.quick else options.rounds
