@@ -14,12 +14,15 @@ Who calls, and in which order, in a load:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from fastload_common.checksums.algorithms import Checksum
+from fastload_common.errors import SourceError
 from fastload_common.ranges import ByteRange, ObjectId
+from fastload_common.source.http_message import Endpoint
+from fastload_common.source.receipt import Receipt
 
 __all__ = [
     "ListedObject",
@@ -27,6 +30,10 @@ __all__ = [
     "OpensReceivers",
     "Receipt",
     "Receiver",
+    "Refusal",
+    "RemoteReads",
+    "RemoteSource",
+    "SignedRead",
     "SourceDescription",
 ]
 
@@ -37,23 +44,6 @@ class ListedObject:
 
     key: str
     object_id: ObjectId
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What one successful request cost, for the report.
-
-    Attributes:
-        size_bytes: body bytes placed in the buffer.
-        first_byte_s: seconds to the reply's head, opening a connection included if that was needed.
-        total_s: seconds to the last byte.
-        new_connection: whether a connection had to be opened for it.
-    """
-
-    size_bytes: int
-    first_byte_s: float
-    total_s: float
-    new_connection: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +89,67 @@ class OpensReceivers(Protocol):
 
     def open_receiver(self) -> Receiver:
         """A new connection; the caller owns it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A reply that is no success, as it came. Header names in lower case; the body is capped."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class SignedRead(Protocol):
+    """One request for a range that a process without credentials can make, for some minutes.
+
+    The headers hold a signature and are never shown.
+    """
+
+    @property
+    def endpoint(self) -> Endpoint: ...
+
+    @property
+    def ca_file(self) -> str | None:
+        """The certificate authorities to trust; None for plain HTTP."""
+        ...
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+    def judge(self, refusal: Refusal, tried: set[str]) -> SourceError | None:
+        """What to do about a refusal: the error, or None: sign anew and ask once more. May block.
+
+        Args:
+            tried: what was done about earlier refusals of the same range; grows.
+        """
+        ...
+
+
+class RemoteReads(Protocol):
+    """Signs requests that others make. For any thread."""
+
+    def sign(self, object_id: ObjectId, byte_range: ByteRange) -> SignedRead:
+        """A request for a range of a pinned object, signed with the credentials of this moment.
+
+        May block: to find the endpoint, or to refresh the credentials.
+
+        Raises:
+            SourceError, ConfigError: no credentials, or they could not be refreshed.
+        """
+        ...
+
+
+@runtime_checkable
+class RemoteSource(Protocol):
+    """A source, some of whose objects can be received by another process."""
+
+    def remote_reads(self, object_id: ObjectId) -> RemoteReads | None:
+        """What signs requests for this object; None: it can only be read here."""
         ...
 
 

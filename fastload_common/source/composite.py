@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fastload_common.ranges import ByteRange, ObjectId
-from fastload_common.source.base import ObjectSource, Receipt, Receiver
+from fastload_common.source.base import (
+    ObjectSource,
+    Receipt,
+    Receiver,
+    RemoteReads,
+    RemoteSource,
+)
 
 __all__ = ["CompositeReceiver", "CompositeSource"]
 
@@ -42,6 +48,11 @@ class CompositeSource:
     def open_receiver(self) -> Receiver:
         """A receiver for the objects of all sources; the caller owns it."""
         return CompositeReceiver(self)
+
+    def remote_reads(self, object_id: ObjectId) -> RemoteReads | None:
+        """See `RemoteSource.remote_reads`."""
+        source = self.source_of(object_id)
+        return source.remote_reads(object_id) if isinstance(source, RemoteSource) else None
 
     def close(self) -> None:
         """Nothing is owned."""

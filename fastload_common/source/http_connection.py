@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-import struct
 import threading
 from collections.abc import Iterator, Mapping
 
@@ -35,6 +34,7 @@ from fastload_common.source.http_message import (
     serialize_request,
 )
 from fastload_common.source.http_pace import Pace
+from fastload_common.source.http_socket import addresses, block_with_timeout
 
 __all__ = ["HttpConnection"]
 
@@ -43,6 +43,11 @@ _HEAD_LIMIT_BYTES = 64 * 1024
 # First receive of a reply: a head fits, and little of the body is copied twice.
 _HEAD_WINDOW_BYTES = 4 * 1024
 _TRAILER_LIMIT = 100
+# A plain body comes in slices of about so many seconds; what has come is seen between two.
+_SLICE_S = 0.05
+_LEAST_SLICE_BYTES = 64 * 1024
+_FIRST_SLICE_BYTES = 256 * 1024
+_LARGEST_SLICE_BYTES = 1024 * 1024
 
 
 class HttpConnection:
@@ -78,6 +83,13 @@ class HttpConnection:
         self._window = bytearray(_HEAD_WINDOW_BYTES)
         self._start = 0
         self._end = 0
+        self._progress = _Progress()
+        self._slice_bytes = _FIRST_SLICE_BYTES
+
+    @property
+    def received_bytes(self) -> int:
+        """How much of the present body is in the caller's memory. For any thread."""
+        return self._progress.received_bytes
 
     @property
     def endpoint(self) -> Endpoint:
@@ -92,6 +104,7 @@ class HttpConnection:
         if self._endpoint.proxy is not None and not self._endpoint.tls:
             target = f"{self._endpoint}{target}"
         request = serialize_request("GET", target, headers)
+        self._progress = _Progress()
         with self._mapped():
             if self._reusable and self._is_idle():
                 try:
@@ -111,7 +124,7 @@ class HttpConnection:
             SourceUnavailableError: it ended early; ``received_bytes`` says how much is good.
             RangeMismatchError: it is longer.
         """
-        progress = _Progress()
+        progress = self._progress = _Progress()
         self._pace.expect(len(view))
         with self._mapped(progress):
             if head.chunked:
@@ -170,9 +183,7 @@ class HttpConnection:
     def _connect(self) -> None:
         peer = self._endpoint.proxy or self._endpoint
         last: OSError | None = None
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            peer.host, peer.port, type=socket.SOCK_STREAM
-        ):
+        for family, kind, protocol, _, address in addresses(peer.host, peer.port):
             raw = socket.socket(family, kind, protocol)
             raw.settimeout(self._connect_timeout_s)
             self._adopt(raw)
@@ -187,7 +198,7 @@ class HttpConnection:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if not self._endpoint.tls:
-            self._block_with_timeout(raw)
+            block_with_timeout(raw, self._read_timeout_s)
             return
         if self._endpoint.proxy is not None:
             self._tunnel(self._endpoint.proxy)
@@ -206,15 +217,6 @@ class HttpConnection:
             aborted = self._aborted
         if aborted:
             raise ConnectionAbortedError
-
-    def _block_with_timeout(self, raw: socket.socket) -> None:
-        # The kernel's timeout keeps the socket blocking, so that MSG_WAITALL works; Python's own
-        # would poll before each receive and get only what has arrived.
-        seconds = int(self._read_timeout_s)
-        timeval = struct.pack("ll", seconds, int((self._read_timeout_s - seconds) * 1e6))
-        raw.settimeout(None)
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
 
     def _tunnel(self, proxy: Proxy) -> None:
         host = f"[{self._endpoint.host}]" if ":" in self._endpoint.host else self._endpoint.host
@@ -314,13 +316,24 @@ class HttpConnection:
         live = self._live()
         flags = 0 if self._endpoint.tls else socket.MSG_WAITALL
         while position < len(view):
-            self._pace.check()
-            count = live.recv_into(view[position:], 0, flags)
-            # Bytes that came before somebody's abort are good, but nobody wants them.
-            if count == 0 or self._aborted:
+            begun_s = self._pace.check()
+            wanted = min(len(view) - position, self._slice_bytes)
+            count = live.recv_into(view[position : position + wanted], 0, flags)
+            if count == 0:
                 raise ConnectionResetError("the connection was closed")
             position += count
             progress.received_bytes += count
+            if self._aborted and position < len(view):
+                raise ConnectionAbortedError
+            if flags:
+                self._adapt_slice(self._pace.elapsed_s(begun_s), count == wanted)
+
+    def _adapt_slice(self, took_s: float, is_full: bool) -> None:
+        """Few system calls on a fast connection, and progress to see on a slow one."""
+        if took_s > 2 * _SLICE_S or not is_full:
+            self._slice_bytes = max(_LEAST_SLICE_BYTES, self._slice_bytes // 2)
+        elif took_s < _SLICE_S / 2:
+            self._slice_bytes = min(_LARGEST_SLICE_BYTES, self._slice_bytes * 2)
 
     def _expect_end(self) -> None:
         if self._start == self._end and self._live().recv_into(bytearray(1)) == 0:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from fastload_common.errors import SourceError, SourceUnavailableError
 
 __all__ = [
+    "ERROR_BODY_LIMIT_BYTES",
     "Endpoint",
     "Proxy",
     "ReplyHead",
@@ -16,6 +17,9 @@ __all__ = [
     "parse_head",
     "serialize_request",
 ]
+
+ERROR_BODY_LIMIT_BYTES = 64 * 1024
+"""More of a body that is no success is not looked at."""
 
 _CONTENT_LENGTH = re.compile(r"[0-9]{1,18}")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;.*)?", re.DOTALL)

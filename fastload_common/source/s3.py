@@ -18,8 +18,9 @@ from fastload_common.clock import Clock, SystemClock
 from fastload_common.config import Settings
 from fastload_common.errors import FastloadError, ObjectMissingError, SourceError
 from fastload_common.ranges import ByteRange, ObjectId
-from fastload_common.source.base import ListedObject, Receiver, SourceDescription
+from fastload_common.source.base import ListedObject, Receiver, RemoteReads, SourceDescription
 from fastload_common.source.s3_checksum import ChecksumReader
+from fastload_common.source.s3_reads import S3Reads
 from fastload_common.source.s3_receiver import S3Receiver
 from fastload_common.source.s3_session import S3Session
 from fastload_common.source.uri import S3Location
@@ -47,6 +48,7 @@ class S3Source:
         self._settings = settings
         self._clock = clock or SystemClock()
         self._session = S3Session(location, settings, self._clock)
+        self._reads = S3Reads(self._session, location)
         self._checksums = ChecksumReader(self._session)
         self._idle: dict[int, deque[S3Receiver]] = {}
 
@@ -101,7 +103,11 @@ class S3Source:
         return True
 
     def open_receiver(self) -> Receiver:
-        return S3Receiver(self._session, self._location, self._settings, self._clock)
+        return S3Receiver(self._reads, self._settings, self._clock)
+
+    def remote_reads(self, object_id: ObjectId) -> RemoteReads:
+        """See `RemoteSource.remote_reads`."""
+        return self._reads
 
     def describe(self) -> SourceDescription:
         try:
@@ -156,7 +162,7 @@ class S3Source:
                 settings = replace(
                     self._settings, connect_timeout_s=connect_s, read_timeout_s=read_s
                 )
-                receiver = S3Receiver(self._session, self._location, settings, self._clock)
+                receiver = S3Receiver(self._reads, settings, self._clock)
             missing = ByteRange(byte_range.start + done_bytes, byte_range.end)
             try:
                 receiver.receive(object_id, missing, view[done_bytes:])

@@ -19,10 +19,10 @@ from fastload_common.errors import (
     SourceError,
     SourceUnavailableError,
 )
+from fastload_common.source.http_message import ERROR_BODY_LIMIT_BYTES
 
-__all__ = ["ERROR_BODY_LIMIT_BYTES", "S3Fault", "fault_error", "is_expired_token", "parse_fault"]
+__all__ = ["S3Fault", "fault_error", "is_expired_token", "parse_fault"]
 
-ERROR_BODY_LIMIT_BYTES = 64 * 1024
 _MESSAGE_LIMIT = 200
 
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}

@@ -33,6 +33,7 @@ from fastload_common.source.s3_credentials import check_sendable
 from fastload_common.source.s3_errors import S3Fault, is_expired_token
 from fastload_common.source.s3_process_state import ProcessState
 from fastload_common.source.s3_target import S3Target, SignedGet
+from fastload_common.source.tls import BUNDLE_HINT, verifying_context
 from fastload_common.source.uri import S3Location
 
 __all__ = ["S3Session"]
@@ -42,9 +43,6 @@ _LOG = logging.getLogger(__name__)
 # The scope in a signature: .../20261130/eu-west-1/s3/aws4_request
 _SCOPE = re.compile(r"AWS4-HMAC-SHA256 Credential=[^,]*/\d{8}/([^/,]+)/([^/,]+)/aws4_request")
 _PROBE_KEY = "k"
-_BUNDLE_HINT = (
-    "AWS_CA_BUNDLE, the profile's ca_bundle, REQUESTS_CA_BUNDLE or SSL_CERT_FILE names it"
-)
 
 
 class S3Session:
@@ -160,7 +158,7 @@ class S3Session:
             return None
         with state.lock:
             if state.tls is None:
-                state.tls = _verifying_context(target.ca_bundle)
+                state.tls = verifying_context(target.ca_bundle)
             return state.tls
 
     def learn_region(self) -> str | None:
@@ -191,6 +189,8 @@ class S3Session:
             return True
         if fault.is_elsewhere and "region" not in renewed:
             renewed.add("region")
+            if self._state().region not in (None, failed.region):
+                return True  # another request of the same time has found it already
             region = fault.region or self.learn_region()
             if region is not None and region != failed.region:
                 self._renew(failed, region)
@@ -355,24 +355,11 @@ def _ca_bundle(session: Any, ssl_cert_file: str | None) -> str | None:
     if not path.is_file():
         raise ConfigError(
             f"the CA bundle {found} does not exist or is no file",
-            hint=_BUNDLE_HINT,
+            hint=BUNDLE_HINT,
         )
     # Here, because botocore would take a file without certificates for a fault of the network.
-    _verifying_context(str(path))
+    verifying_context(str(path))
     return str(path)
-
-
-def _verifying_context(ca_bundle: str) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    try:
-        context.load_verify_locations(ca_bundle)
-    except OSError as error:
-        raise ConfigError(
-            f"no certificates could be loaded from the CA bundle: {error}",
-            hint=_BUNDLE_HINT,
-            ca_bundle=ca_bundle,
-        ) from error
-    return context
 
 
 def _ca_file(verify: str | None) -> str:

@@ -1,12 +1,13 @@
 """Staging memory: a fixed set of equal slots that are leased, filled, placed and given back.
 
 Guarantees: at most ``slot_bytes * slot_count`` bytes, ever; the pages that a lease asks for are
-reserved and populated before it is handed out, so writing to them can neither raise SIGBUS nor
-fault. Slots are re-used last in, first out, and populated no further than was ever asked of them:
-a load that needs few slots at once, or short ones, touches few pages.
+reserved before it is handed out, so writing to them cannot raise SIGBUS in any process. Slots are
+re-used last in, first out, and reserved no further than was ever asked of them: a load that needs
+few slots at once, or short ones, touches few pages.
 
-The memory is a memfd, so that other ranks of the node can map it. It is accounted to this
-process's memory and does not use ``/dev/shm``, which has 64 MB in a container.
+The memory is a memfd, so that receiver processes and other ranks of the node can map it. It is
+accounted to this process's memory and does not use ``/dev/shm``, which has 64 MB in a container.
+Whoever writes into a slot maps its pages first: here by `Arena.populate`.
 
 Must not know: URIs, requests, tensors.
 """
@@ -19,6 +20,7 @@ import logging
 import mmap
 import os
 import sys
+import tempfile
 import threading
 
 from fastload_common.errors import OutOfBudgetError
@@ -41,9 +43,10 @@ class Slot:
 
     Attributes:
         memory: writable, exactly as many bytes as were leased. Its contents are undefined.
+        position_bytes: where it begins in the arena's file.
     """
 
-    __slots__ = ("_arena", "_index", "_leased", "_size_bytes", "memory")
+    __slots__ = ("_arena", "_index", "_leased", "_size_bytes", "memory", "position_bytes")
 
     def __init__(self, arena: Arena, index: int, memory: memoryview) -> None:
         self._arena = arena
@@ -51,6 +54,7 @@ class Slot:
         self._leased = True
         self._size_bytes = len(memory)
         self.memory = memory
+        self.position_bytes = index * arena._stride_bytes
 
     def release(self) -> None:
         """Give the slot back; the memory must not be touched afterwards. Safe to call twice."""
@@ -66,6 +70,9 @@ class Arena:
     Args:
         slot_bytes: size of one slot; the longest range that one request may ask for.
         slot_count: how many slots may be leased at once.
+
+    Attributes:
+        size_bytes: of the file behind the memory.
 
     Raises:
         OutOfBudgetError: the address space cannot be had.
@@ -84,16 +91,33 @@ class Arena:
                 f"{slot_count} staging slots of {slot_bytes} bytes are more than can be addressed",
                 hint="lower FASTLOAD_MEMORY_BYTES",
             )
+        self.size_bytes = total_bytes
+        self._fd: int | None
         self._fd, self._map = _map_memory(total_bytes)
+        # Where the system may use large pages for shared memory; elsewhere it does nothing.
+        with contextlib.suppress(OSError, ValueError):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
         self._view = memoryview(self._map)
         self._changed = threading.Condition()
         self._free: list[int] = []
         self._untouched = 0  # slots from this index on were never leased
-        self._populated_bytes: dict[int, int] = {}  # of each slot, from its start
+        self._reserved_bytes: dict[int, int] = {}  # of each slot, from its start
+        self._populated_bytes: dict[int, int] = {}
         self._leased = 0
         self._leased_bytes = 0
         self._peak_leased_bytes = 0
         self._closed = False
+
+    @property
+    def fd(self) -> int:
+        """The file behind the memory; this arena's own, valid until its `close`.
+
+        Raises:
+            ValueError: it is closed.
+        """
+        if self._fd is None:
+            raise ValueError("this arena is closed")
+        return self._fd
 
     @property
     def peak_leased_bytes(self) -> int:
@@ -122,8 +146,7 @@ class Arena:
             OutOfBudgetError: the memory behind the slot cannot be had.
         """
         size_bytes = self.slot_bytes if size_bytes is None else size_bytes
-        if not 0 < size_bytes <= self.slot_bytes:
-            raise ValueError(f"{size_bytes} bytes asked of a slot of {self.slot_bytes} bytes")
+        self._check_size(size_bytes)
         with self._changed:
             while not (self._free or self._untouched < self.slot_count):
                 if self._closed or (stop is not None and stop.is_set()):
@@ -131,16 +154,37 @@ class Arena:
                 self._changed.wait(None if stop is None else _STOP_POLL_S)
             if self._closed or (stop is not None and stop.is_set()):
                 return None
-            is_new = not self._free
-            index = self._untouched if is_new else self._free.pop()
-            self._untouched += is_new
-            slot = self._hand_out(index, size_bytes)
-        try:
-            self._populate(index, size_bytes)
-        except BaseException:
-            slot.release()
-            raise
-        return slot
+            slot = self._hand_out(size_bytes)
+        return self._reserved(slot)
+
+    def try_lease(self, size_bytes: int | None = None) -> Slot | None:
+        """As `lease`, but None where it would wait."""
+        size_bytes = self.slot_bytes if size_bytes is None else size_bytes
+        self._check_size(size_bytes)
+        with self._changed:
+            if self._closed or not (self._free or self._untouched < self.slot_count):
+                return None
+            slot = self._hand_out(size_bytes)
+        return self._reserved(slot)
+
+    def populate(self, position_bytes: int, size_bytes: int) -> None:
+        """Map the pages of a leased slot into this process, so that writing does not fault.
+
+        Args:
+            position_bytes: where in the arena's file; within a slot.
+            size_bytes: how many bytes from there.
+        """
+        index, offset_bytes = divmod(position_bytes, self._stride_bytes)
+        done_bytes = self._populated_bytes.get(index, 0)
+        end_bytes = -(-(offset_bytes + size_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+        if end_bytes <= done_bytes:
+            return
+        start, end = index * self._stride_bytes + done_bytes, index * self._stride_bytes + end_bytes
+        # Without it (old kernel) the pages are mapped one fault at a time: slower, still right.
+        with contextlib.suppress(OSError):
+            for step in range(start, end, _POPULATE_STEP_BYTES):
+                self._map.madvise(_MADV_POPULATE_WRITE, step, min(_POPULATE_STEP_BYTES, end - step))
+        self._populated_bytes[index] = end_bytes
 
     def wake(self) -> None:
         """Let every waiting `lease` look at its stop event now."""
@@ -161,7 +205,15 @@ class Arena:
             if self._leased == 0:
                 self._unmap()
 
-    def _hand_out(self, index: int, size_bytes: int) -> Slot:
+    def _check_size(self, size_bytes: int) -> None:
+        if not 0 < size_bytes <= self.slot_bytes:
+            raise ValueError(f"{size_bytes} bytes asked of a slot of {self.slot_bytes} bytes")
+
+    def _hand_out(self, size_bytes: int) -> Slot:
+        """A free slot, of which there is one; the caller holds the lock."""
+        is_new = not self._free
+        index = self._untouched if is_new else self._free.pop()
+        self._untouched += is_new
         self._leased += 1
         self._leased_bytes += size_bytes
         self._peak_leased_bytes = max(self._peak_leased_bytes, self._leased_bytes)
@@ -181,60 +233,83 @@ class Arena:
             elif self._leased == 0:
                 self._unmap()
 
-    def _populate(self, index: int, size_bytes: int) -> None:
-        """Reserve and map the pages of a leased slot that were never used."""
-        done_bytes = self._populated_bytes.get(index, 0)
+    def _reserved(self, slot: Slot) -> Slot:
+        """The slot, with the pages reserved that were never asked of it."""
+        try:
+            self._reserve(slot._index, slot._size_bytes)
+        except BaseException:
+            slot.release()
+            raise
+        return slot
+
+    def _reserve(self, index: int, size_bytes: int) -> None:
+        done_bytes = self._reserved_bytes.get(index, 0)
         if size_bytes <= done_bytes:
             return
-        start = index * self._stride_bytes + done_bytes
         wanted_bytes = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = index * self._stride_bytes + wanted_bytes
-        if self._fd is not None:
-            try:
-                # Fails with an error where touching the pages would fail with SIGBUS.
-                os.posix_fallocate(self._fd, start, end - start)
-            except OSError as error:
-                raise OutOfBudgetError(
-                    f"could not reserve staging slot {index + 1} of {self.slot_count} "
-                    f"({format_size(self.slot_bytes)} each): {error.strerror}",
-                    hint="lower FASTLOAD_MEMORY_BYTES or give the container more memory",
-                ) from error
-        # Without it (old kernel) the pages are mapped one fault at a time: slower, still right.
-        with contextlib.suppress(OSError):
-            for step in range(start, end, _POPULATE_STEP_BYTES):
-                self._map.madvise(_MADV_POPULATE_WRITE, step, min(_POPULATE_STEP_BYTES, end - step))
-        self._populated_bytes[index] = wanted_bytes
+        start = index * self._stride_bytes + done_bytes
+        try:
+            # Fails with an error where touching the pages would fail with SIGBUS.
+            os.posix_fallocate(self.fd, start, wanted_bytes - done_bytes)
+        except OSError as error:
+            raise OutOfBudgetError(
+                f"could not reserve staging slot {index + 1} of {self.slot_count} "
+                f"({format_size(self.slot_bytes)} each): {error.strerror}",
+                hint="lower FASTLOAD_MEMORY_BYTES or give the container more memory",
+            ) from error
+        self._reserved_bytes[index] = wanted_bytes
 
     def _unmap(self) -> None:
         if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+            fd, self._fd = self._fd, None
+            os.close(fd)
         self._view.release()
         # A view that somebody still holds keeps the mapping; the last one to go unmaps it.
         with contextlib.suppress(BufferError):
             self._map.close()
 
 
-def _map_memory(size_bytes: int) -> tuple[int | None, mmap.mmap]:
-    """Map shared memory behind a memfd, or private memory where there is no memfd."""
+def _map_memory(size_bytes: int) -> tuple[int, mmap.mmap]:
+    """Map shared memory behind a memfd, or behind a temporary file where there is no memfd."""
     fd: int | None = None
     try:
-        fd = os.memfd_create("fastload-staging", os.MFD_CLOEXEC)
-        os.ftruncate(fd, size_bytes)
+        fd = _open_memory(size_bytes)
         return fd, mmap.mmap(fd, size_bytes)
-    except (AttributeError, OSError) as error:
+    except (OSError, OverflowError) as error:
         if fd is not None:
             os.close(fd)
-        _log_fallback(str(error))
-    try:
-        return None, mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
         raise OutOfBudgetError(
-            f"could not map {format_size(size_bytes)} of staging memory: {error.strerror}",
+            f"could not map {format_size(size_bytes)} of staging memory: "
+            f"{getattr(error, 'strerror', None) or error}",
             hint="lower FASTLOAD_MEMORY_BYTES or raise the limit on address space (ulimit -v)",
         ) from error
 
 
+def _open_memory(size_bytes: int) -> int:
+    """A descriptor of so many bytes that no path leads to."""
+    fd: int | None = None
+    try:
+        fd = os.memfd_create("fastload-staging", os.MFD_CLOEXEC)
+        os.ftruncate(fd, size_bytes)
+        return fd
+    except (AttributeError, OSError) as error:
+        if fd is not None:
+            os.close(fd)
+        _log_fallback(str(error))
+    fd, path = tempfile.mkstemp(prefix="fastload-staging-")
+    try:
+        os.unlink(path)
+        os.truncate(fd, size_bytes)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
 @functools.cache
 def _log_fallback(reason: str) -> None:
-    _log.warning("no memfd for staging memory (%s): private memory is used instead", reason)
+    _log.warning(
+        "no memfd for staging memory (%s): a temporary file is used instead, which may be written "
+        "to disk",
+        reason,
+    )

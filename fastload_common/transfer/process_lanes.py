@@ -1,0 +1,393 @@
+"""Attempts in receiver processes: signed here, made there, written straight into staging memory.
+
+Guarantees: an attempt has ended (`Done`, `Failed`) only when no process writes into its memory any
+more; a receiver that dies fails what it ran, retryably, and another one takes its place; nothing
+that may block on the network (a signature, what follows a refusal) runs on the owner's thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from fastload_common.clock import Clock, SystemClock
+from fastload_common.errors import RangeMismatchError, SourceUnavailableError
+from fastload_common.ranges import ObjectId
+from fastload_common.source.base import Receipt, Refusal, RemoteReads
+from fastload_common.source.range_reply import may_be_chance
+from fastload_common.transfer.lanes import Attempt, Done, Event, Failed, Progress, Started
+from fastload_common.transfer.mailbox import Mailbox
+from fastload_common.transfer.receiver_crew import Crew
+from fastload_common.transfer.receiver_process import ReceiverSetup
+from fastload_common.transfer.receiver_tasks import Background, Member, Task
+from fastload_common.transfer.wire import Message, error_from
+
+__all__ = ["ProcessLanes"]
+
+_log = logging.getLogger(__name__)
+
+# A cancelled request that has not ended by then is ended with its process.
+_CANCEL_PATIENCE_S = 1.0
+_START_PATIENCE_S = 30.0
+_WATCH_S = 0.1
+# So many are signed before they are sent, by one call of the system for each receiver.
+_BATCH = 8
+_JUDGES = 4
+
+
+class ProcessLanes:
+    """Implements `Lanes` for objects whose requests can be signed for another process.
+
+    Receivers and threads start with the first attempt.
+
+    Args:
+        reads_of: what signs requests for an object.
+        setup: what receivers are told.
+        mailbox: takes the events; the thread that waits in it owns these lanes.
+        connections: the first limit, see `set_limit`.
+        clock: for the times of events.
+        cpu_count: decides with the limit how many receivers there are.
+    """
+
+    def __init__(
+        self,
+        reads_of: Callable[[ObjectId], RemoteReads],
+        setup: ReceiverSetup,
+        mailbox: Mailbox,
+        connections: int,
+        clock: Clock | None = None,
+        cpu_count: int | None = None,
+    ) -> None:
+        self._reads_of = reads_of
+        self._mailbox = mailbox
+        self._limit = connections
+        self._clock = clock or SystemClock()
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)  # for the thread that signs
+        self._trouble = threading.Condition(self._lock)  # for the thread that watches
+        self._tasks: dict[int, Task] = {}
+        self._pending: deque[Task] = deque()
+        self._crew = Crew(setup, cpu_count or os.cpu_count() or 1, self._clock)
+        self._judges = Background("fastload-judge", _JUDGES)
+        self._has_threads = False
+        self._closed = False
+
+    # The port; all by the owner's thread.
+
+    def start(self, attempt: Attempt) -> None:
+        """See `Lanes.start`.
+
+        Raises:
+            RuntimeError: the lanes are closed, or belong to the process that this one was
+                forked from.
+        """
+        self._require_own_process()
+        task = Task(attempt, self._reads_of(attempt.object_id))
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("these lanes are closed")
+            self._tasks[attempt.id] = task
+            self._pending.append(task)
+            self._work.notify()
+        self._staff()
+
+    def cancel(self, attempt_id: int) -> None:
+        """See `Lanes.cancel`."""
+        self._require_own_process()
+        with self._lock:
+            task = self._tasks.get(attempt_id)
+            if task is None or task.is_cancelled:
+                return
+            task.is_cancelled = True
+            member = task.member
+            if member is None or not task.is_sent:
+                self._fail(task, task.cancelled_error())
+                return
+            member.process.outbox.add(["cancel", attempt_id])
+            task.overdue_s = self._now_s() + _CANCEL_PATIENCE_S
+            self._trouble.notify()
+        member.process.flush()
+
+    def set_limit(self, connections: int) -> None:
+        """See `Lanes.set_limit`."""
+        self._require_own_process()
+        if connections == self._limit:
+            return
+        self._limit = connections
+        if self._crew.members:
+            self._staff()
+            with self._lock:
+                self._crew.share_out(connections)
+                self._work.notify()
+            self._crew.flush()
+
+    def close(self) -> None:
+        """See `Lanes.close`. Does nothing in a forked process. Safe to call twice."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._tasks.clear()
+            self._pending.clear()
+            self._work.notify_all()
+            self._trouble.notify_all()
+        self._judges.close()
+        for member in self._crew.members:
+            self._mailbox.unwatch(member.process.peer)
+        self._crew.close()
+
+    def _require_own_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError("these lanes belong to the parent process: make new ones")
+
+    def _now_s(self) -> float:
+        return self._clock.monotonic_s()
+
+    # Receivers, by the owner's thread
+
+    def _staff(self) -> None:
+        """Have the threads, and as many receivers as the limit wants."""
+        if not self._has_threads:
+            self._has_threads = True
+            for name, target in (("sign", self._sign), ("watch", self._watch)):
+                threading.Thread(target=target, name=f"fastload-{name}", daemon=True).start()
+        if not self._crew.lacks(self._limit):
+            if self._crew.broken is not None:
+                with self._lock:
+                    self._fail_pending()
+            return
+        for member in self._crew.hire(self._limit):
+            self._mailbox.watch(member.process.peer, functools.partial(self._read, member))
+        with self._lock:
+            self._crew.share_out(self._limit)
+            if self._crew.broken is not None and not self._crew.members:
+                self._fail_pending()
+            self._work.notify()
+            self._trouble.notify()
+        self._crew.flush()
+
+    def _read(self, member: Member) -> list[Event]:
+        """What a receiver has said; called by the mailbox."""
+        messages = member.process.read()
+        if messages is None:
+            return self._bury(member)
+        events: list[Event] = []
+        with self._lock:
+            for message in messages:
+                self._take(member, message, events)
+            if self._pending:
+                self._work.notify()
+        return events
+
+    def _bury(self, member: Member) -> list[Event]:
+        """A receiver has hung up: fail what it had, and have another one."""
+        self._mailbox.unwatch(member.process.peer)
+        is_gone = self._crew.lay_off(member)
+        events: list[Event] = []
+        with self._lock:
+            if is_gone:
+                events = self._settle(member)
+            self._trouble.notify()
+        if not self._closed:
+            self._staff()
+        return events
+
+    def _settle(self, member: Member) -> list[Event]:
+        """The ends of what a receiver had that is gone; the caller holds the lock."""
+        events: list[Event] = []
+        for task in list(member.tasks.values()):
+            if task.is_sent:
+                error = SourceUnavailableError(
+                    f"the receiver process of this request is gone: {self._crew.why(member)}",
+                    hint=self._crew.advice(member),
+                )
+                error.received_bytes = task.received_bytes
+                events.append(self._end(task, error))
+            else:
+                task.detach()
+                self._pending.appendleft(task)
+        member.process.close()
+        self._work.notify()
+        return events
+
+    def _take(self, member: Member, message: Message, events: list[Event]) -> None:
+        """One message of a receiver; the caller holds the lock."""
+        kind, *values = message
+        if kind == "progress":
+            at_s, rows = values
+            for attempt_id, received_bytes, first_byte_s in rows:
+                task = member.tasks.get(attempt_id)
+                if task is not None:
+                    task.received_bytes = min(received_bytes, task.attempt.byte_range.size_bytes)
+                    done = task.received_bytes
+                    events.append(Progress(attempt_id, at_s, done, first_byte_s))
+        elif kind == "ready":
+            member.process.is_ready = True
+        elif kind == "crashed":
+            member.process.crash = values[0]
+        else:
+            task = member.tasks.get(values[0])
+            if task is not None:
+                self._take_step(task, kind, values, events)
+
+    def _take_step(self, task: Task, kind: str, values: Message, events: list[Event]) -> None:
+        attempt_id, at_s, *rest = values
+        if kind == "started":
+            if not task.is_started:
+                task.is_started = True
+                events.append(Started(attempt_id, at_s))
+        elif kind == "done":
+            size_bytes, first_byte_s, total_s, new_connection = rest
+            asked = task.attempt.byte_range
+            if size_bytes != asked.size_bytes:
+                what = f"asked for {asked}, the receiver filled {size_bytes} bytes"
+                events.append(self._end(task, RangeMismatchError(what)))
+                return
+            self._forget(task)
+            receipt = Receipt(size_bytes, first_byte_s, total_s, new_connection)
+            events.append(Done(attempt_id, at_s, receipt))
+        elif kind == "failed":
+            record, new_connection = rest
+            error = task.explained(error_from(record))
+            if not task.is_cancelled and may_be_chance(
+                error, task.tried, new_connection=new_connection
+            ):
+                self._ask_again(task)
+            else:
+                events.append(self._end(task, error))
+        elif kind == "refused":
+            if task.is_cancelled:
+                events.append(self._end(task, task.cancelled_error()))
+                return
+            task.detach()
+            status, headers, body = rest
+            refusal = Refusal(status, headers, body.encode("latin-1"))
+            self._judges.submit(functools.partial(self._judge, task, refusal))
+
+    # Ends; the caller holds the lock.
+
+    def _forget(self, task: Task) -> None:
+        task.detach()
+        self._tasks.pop(task.attempt.id, None)
+
+    def _end(self, task: Task, error: BaseException) -> Failed:
+        self._forget(task)
+        is_ours = task.is_cancelled and getattr(error, "retryable", False)
+        return Failed(task.attempt.id, self._now_s(), task.explained(error), is_ours)
+
+    def _fail(self, task: Task, error: BaseException) -> None:
+        """Tell of an attempt's end, from any thread, unless it has ended already."""
+        if self._tasks.get(task.attempt.id) is task:
+            if task in self._pending:
+                self._pending.remove(task)
+            self._mailbox.post(self._end(task, error))
+
+    def _fail_pending(self) -> None:
+        for task in list(self._pending):
+            self._fail(task, self._crew.broken_error())
+
+    def _ask_again(self, task: Task) -> None:
+        task.detach()
+        if self._tasks.get(task.attempt.id) is task:
+            self._pending.appendleft(task)
+            self._work.notify()
+
+    # Threads of these lanes
+
+    def _judge(self, task: Task, refusal: Refusal) -> None:
+        """Decide what a refusal means; on a thread that may block."""
+        assert task.signed is not None
+        try:
+            error: BaseException | None = task.signed.judge(refusal, task.tried)
+        except BaseException as failure:  # noqa: BLE001 -- it is the attempt's end
+            error = failure
+        with self._lock:
+            if error is not None:
+                self._fail(task, error)
+            elif self._crew.broken is not None and not self._crew.members:
+                self._fail(task, self._crew.broken_error())
+            else:
+                self._ask_again(task)
+
+    def _sign(self) -> None:
+        """Hand attempts to receivers that have room, signed at that moment."""
+        while True:
+            with self._lock:
+                while not self._closed and not (batch := self._assign()):
+                    self._work.wait()
+                if self._closed:
+                    return
+            for task in batch:
+                self._hand_over(task)
+            del task
+            touched = {task.member for task in batch if task.member is not None}
+            batch.clear()
+            for member in touched:
+                if not member.process.flush():
+                    with self._lock:
+                        self._trouble.notify()
+
+    def _assign(self) -> list[Task]:
+        """Attempts that may be handed over now; the caller holds the lock."""
+        batch: list[Task] = []
+        while self._pending and len(batch) < _BATCH:
+            member = self._crew.freest()
+            if member is None:
+                break
+            task = self._pending.popleft()
+            task.member = member
+            member.tasks[task.attempt.id] = task
+            batch.append(task)
+        return batch
+
+    def _hand_over(self, task: Task) -> None:
+        attempt = task.attempt
+        try:
+            signed = task.reads.sign(attempt.object_id, attempt.byte_range)
+        except BaseException as error:  # noqa: BLE001 -- it is the attempt's end
+            with self._lock:
+                self._fail(task, error)
+            return
+        with self._lock:
+            # Cancelled meanwhile, or its receiver is gone.
+            if task.member is None or self._tasks.get(attempt.id) is not task:
+                return
+            task.signed = signed
+            task.is_sent = True
+            task.member.process.outbox.add(task.get(signed).message())
+
+    def _watch(self) -> None:
+        """Look after what should have happened by now."""
+        with self._lock:
+            while not self._closed:
+                self._trouble.wait(_WATCH_S if self._look_after() else None)
+
+    def _look_after(self) -> bool:
+        """Whether there is anything to look after; the caller holds the lock."""
+        now_s = self._now_s()
+        is_needed = False
+        for member in self._crew.members:
+            cancelled = [task.overdue_s for task in member.tasks.values() if task.overdue_s]
+            is_needed = is_needed or bool(cancelled) or not member.process.is_ready
+            if not member.process.outbox.is_empty:
+                is_needed = True
+                member.process.flush()
+            if not member.why_ended:
+                if any(now_s > overdue_s for overdue_s in cancelled):
+                    member.why_ended = "a request did not heed its abort"
+                elif not member.process.is_ready and now_s > member.started_s + _START_PATIENCE_S:
+                    member.why_ended = f"it did not start within {_START_PATIENCE_S:g} s"
+                if member.why_ended:
+                    _log.warning("a receiver process is ended: %s", member.why_ended)
+                    member.process.kill()
+        for member in self._crew.take_reaped():
+            for event in self._settle(member):
+                self._mailbox.post(event)
+        return is_needed or self._crew.has_unreaped

@@ -1,0 +1,131 @@
+"""Which lanes an object goes by: receiver processes where another process can ask, else threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from fastload_common.clock import Clock
+from fastload_common.ranges import ObjectId
+from fastload_common.source.base import OpensReceivers, RemoteReads, RemoteSource
+from fastload_common.transfer.lanes import Attempt, Lanes
+from fastload_common.transfer.mailbox import Mailbox
+from fastload_common.transfer.process_lanes import ProcessLanes
+from fastload_common.transfer.receiver_process import ReceiverSetup
+from fastload_common.transfer.thread_lanes import ThreadLanes
+
+__all__ = ["LanePolicy", "RoutedLanes", "SharedMemory", "open_lanes"]
+
+
+class SharedMemory(Protocol):
+    """What `fastload_common.staging.arena.Arena` offers; a neighbour that is not imported."""
+
+    @property
+    def fd(self) -> int: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def populate(self, position_bytes: int, size_bytes: int) -> None: ...
+
+
+class LanePolicy(Protocol):
+    """What `fastload_common.transfer.policy.TransferPolicy` has of this."""
+
+    @property
+    def concurrency(self) -> int: ...
+
+    @property
+    def connect_timeout_s(self) -> float: ...
+
+    @property
+    def read_timeout_s(self) -> float: ...
+
+
+def open_lanes(
+    source: OpensReceivers,
+    memory: SharedMemory,
+    policy: LanePolicy,
+    mailbox: Mailbox,
+    clock: Clock | None = None,
+) -> RoutedLanes:
+    """The lanes for a source. Starts nothing yet; closes nothing of what it is given.
+
+    Args:
+        memory: where the attempts' memory lies; must outlive the lanes.
+        policy: ``concurrency`` is the first limit.
+        mailbox: takes the events. The thread that waits in it calls all methods of the lanes.
+        clock: for the times of events of this process.
+    """
+
+    def by_threads(limit: int) -> Lanes:
+        return ThreadLanes(source.open_receiver, mailbox.post, limit, clock, memory.populate)
+
+    def by_processes(limit: int) -> Lanes:
+        setup = ReceiverSetup(
+            memory.fd, memory.size_bytes, policy.connect_timeout_s, policy.read_timeout_s
+        )
+        return ProcessLanes(_remote_reads(source), setup, mailbox, limit, clock)
+
+    return RoutedLanes(source, by_threads, by_processes, policy.concurrency)
+
+
+class RoutedLanes:
+    """Implements `Lanes` by those of two kinds, made when the first attempt needs them.
+
+    A limit holds for each kind: a load that reads from a directory and from a store at once may
+    have twice as many attempts.
+    """
+
+    def __init__(
+        self,
+        source: OpensReceivers,
+        by_threads: Callable[[int], Lanes],
+        by_processes: Callable[[int], Lanes],
+        limit: int,
+    ) -> None:
+        self._source = source
+        self._make = {False: by_threads, True: by_processes}
+        self._made: dict[bool, Lanes] = {}
+        self._limit = limit
+        self._closed = False
+
+    def start(self, attempt: Attempt) -> None:
+        """See `Lanes.start`."""
+        if self._closed:
+            raise RuntimeError("these lanes are closed")
+        source = self._source
+        is_remote = (
+            isinstance(source, RemoteSource) and source.remote_reads(attempt.object_id) is not None
+        )
+        lanes = self._made.get(is_remote)
+        if lanes is None:
+            lanes = self._made[is_remote] = self._make[is_remote](self._limit)
+        lanes.start(attempt)
+
+    def cancel(self, attempt_id: int) -> None:
+        """See `Lanes.cancel`."""
+        for lanes in self._made.values():
+            lanes.cancel(attempt_id)
+
+    def set_limit(self, connections: int) -> None:
+        """See `Lanes.set_limit`."""
+        self._limit = connections
+        for lanes in self._made.values():
+            lanes.set_limit(connections)
+
+    def close(self) -> None:
+        """See `Lanes.close`."""
+        self._closed = True
+        for lanes in self._made.values():
+            lanes.close()
+
+
+def _remote_reads(source: OpensReceivers) -> Callable[[ObjectId], RemoteReads]:
+    def reads_of(object_id: ObjectId) -> RemoteReads:
+        reads = source.remote_reads(object_id) if isinstance(source, RemoteSource) else None
+        if reads is None:
+            raise ValueError(f"{object_id.uri} cannot be read by another process")
+        return reads
+
+    return reads_of

@@ -1,0 +1,181 @@
+"""What this process and its receiver processes say to each other, over a Unix socket.
+
+Messages are JSON lists behind a length; nothing is unpickled. Both sides are the same version: a
+receiver runs the very files that its parent was loaded from. Only the standard library, and errors.
+
+    parent: ["hello", {...}] with the staging memory's descriptor, ["limit", connections],
+            ["get", {...}] (see `Get`), ["cancel", id]
+    child:  ["ready"], ["started", id, at_s], ["progress", at_s, [[id, bytes, first_byte_s], ...]],
+            ["done", id, at_s, bytes, first_byte_s, total_s, new_connection],
+            ["failed", id, at_s, error, new_connection], ["crashed", text],
+            ["refused", id, at_s, status, headers, body]
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastload_common import errors
+from fastload_common.errors import FastloadError, SourceError
+from fastload_common.ranges import ByteRange, ObjectId
+from fastload_common.source.http_message import Endpoint, Proxy
+
+__all__ = ["Get", "Inbox", "Message", "Outbox", "error_from", "error_record"]
+
+Message = list[Any]
+
+_LENGTH = struct.Struct("!I")
+_RECEIVE_BYTES = 256 * 1024
+
+
+class Outbox:
+    """Messages on their way out. For any thread; never blocks."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        self._peer = peer
+        self._lock = threading.Lock()
+        self._buffer = bytearray()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._buffer
+
+    def add(self, *messages: Message) -> None:
+        """Queue messages, in order; `flush` sends them."""
+        frames = []
+        for message in messages:
+            body = json.dumps(message, separators=(",", ":"), default=str).encode()
+            frames += [_LENGTH.pack(len(body)), body]
+        with self._lock:
+            self._buffer += b"".join(frames)
+
+    def flush(self, fds: list[int] | None = None) -> bool:
+        """Send what the socket takes now; whether that was all.
+
+        Args:
+            fds: descriptors that go with the first message of all.
+
+        Raises:
+            OSError: the other side has gone.
+        """
+        flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+        with self._lock:
+            while self._buffer:
+                try:
+                    if fds:
+                        sent = socket.send_fds(self._peer, [self._buffer], fds, flags)
+                    else:
+                        sent = self._peer.send(self._buffer, flags)
+                except BlockingIOError:
+                    return False
+                fds = None
+                del self._buffer[:sent]
+            return True
+
+
+class Inbox:
+    """Messages that come in. For one thread."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def receive(self, peer: socket.socket) -> list[Message] | None:
+        """What has come, by one call of the system; None: the other side has gone."""
+        try:
+            data = peer.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        return self.take(data) if data else None
+
+    def take(self, data: bytes) -> list[Message]:
+        """The messages that are complete with this."""
+        self._buffer += data
+        messages = []
+        position = 0
+        while len(self._buffer) - position >= _LENGTH.size:
+            (size_bytes,) = _LENGTH.unpack_from(self._buffer, position)
+            end = position + _LENGTH.size + size_bytes
+            if end > len(self._buffer):
+                break
+            messages.append(json.loads(self._buffer[position + _LENGTH.size : end]))
+            position = end
+        del self._buffer[:position]
+        return messages
+
+
+@dataclass(slots=True)
+class Get:
+    """One attempt, as a receiver process is told of it.
+
+    Attributes:
+        position_bytes: where its bytes go in the staging memory.
+        headers: signed; never shown, and dropped when the request has been made.
+        fresh: must not use a kept connection.
+    """
+
+    id: int
+    object_id: ObjectId
+    byte_range: ByteRange
+    position_bytes: int
+    endpoint: Endpoint
+    ca_file: str | None
+    path: str
+    headers: Mapping[str, str] = field(repr=False)
+    fresh: bool
+
+    def message(self) -> Message:
+        end = self.endpoint
+        proxy = end.proxy and [end.proxy.host, end.proxy.port, end.proxy.authorization]
+        fields = {
+            "id": self.id,
+            "object": [self.object_id.uri, self.object_id.etag, self.object_id.size_bytes],
+            "range": [self.byte_range.start, self.byte_range.end],
+            "position": self.position_bytes,
+            "endpoint": [end.host, end.port, end.tls, proxy],
+            "ca": self.ca_file,
+            "path": self.path,
+            "headers": dict(self.headers),
+            "fresh": self.fresh,
+        }
+        return ["get", fields]
+
+    @classmethod
+    def from_message(cls, fields: dict[str, Any]) -> Get:
+        host, port, tls, proxy = fields["endpoint"]
+        return cls(
+            id=fields["id"],
+            object_id=ObjectId(*fields["object"]),
+            byte_range=ByteRange(*fields["range"]),
+            position_bytes=fields["position"],
+            endpoint=Endpoint(host, port, tls, Proxy(*proxy) if proxy else None),
+            ca_file=fields["ca"],
+            path=fields["path"],
+            headers=fields["headers"],
+            fresh=fields["fresh"],
+        )
+
+
+def error_record(error: FastloadError) -> list[Any]:
+    """An error as it travels."""
+    received_bytes = getattr(error, "received_bytes", 0)
+    return [type(error).__name__, error.what, error.hint, error.fields, received_bytes]
+
+
+def error_from(record: list[Any]) -> FastloadError:
+    """The error that an `error_record` stands for."""
+    name, what, hint, fields, received_bytes = record
+    kind = getattr(errors, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, FastloadError)):
+        kind = SourceError
+    error: FastloadError = kind(what, hint=hint, **fields)
+    if isinstance(error, SourceError):
+        error.received_bytes = int(received_bytes)
+    return error
