@@ -38,6 +38,7 @@ class Flight:
         last_progress_s: when bytes or the head last came; ``started_s`` before.
         rate_bytes_per_s: over its last few seconds (`RateMeter`); None while not known.
         hedged: another attempt for the same bytes runs.
+        kills: attempts for the same bytes that were ended for being slow.
     """
 
     started_s: float
@@ -47,6 +48,7 @@ class Flight:
     last_progress_s: float
     rate_bytes_per_s: float | None
     hedged: bool
+    kills: int = 0
 
 
 class Verdict(enum.Enum):
@@ -66,7 +68,9 @@ class RateMeter:
 
     __slots__ = ("_marks", "_window_s")
 
-    def __init__(self, window_s: float = 3.0) -> None:
+    WINDOW_S: ClassVar[float] = 3.0
+
+    def __init__(self, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
         self._marks: deque[tuple[float, int]] = deque()
 
@@ -97,33 +101,47 @@ class Crowd:
     """What the attempts of a load do now, taken together: whether it is one that is slow, or all.
 
     Attributes:
-        size: attempts in flight.
+        is_one: whether there are enough of them to tell. Near the end there are not: those that are
+            left are the slow ones.
         rate_bytes_per_s: the median rate of those whose body is coming; None if too few are.
-        served_s: the latest start of an attempt that got bytes; ``-inf`` before.
+        silence_s: the median of their silences, or of a moment ago.
+        served_s: the latest start of an attempt that got its head; ``-inf`` before.
     """
 
-    __slots__ = ("rate_bytes_per_s", "served_s", "size")
+    __slots__ = ("_looked_s", "_peak", "is_one", "rate_bytes_per_s", "served_s", "silence_s")
 
     LEAST: ClassVar[int] = 4
-    """Fewer attempts are no crowd."""
+    """Fewer attempts are no crowd, nor are fewer than half of what there were."""
+    HALF_LIFE_S: ClassVar[float] = 1.0
 
     def __init__(self) -> None:
-        self.size = 0
+        self._peak = 0
+        self._looked_s = 0.0
+        self.is_one = False
         self.rate_bytes_per_s: float | None = None
+        self.silence_s = 0.0
         self.served_s = -math.inf
 
-    def look(self, flights: Iterable[Flight]) -> None:
+    def look(self, now_s: float, flights: Iterable[Flight]) -> None:
         """See all attempts in flight; call it once before they are judged, each time."""
-        rates = []
-        self.size = 0
+        rates, silences = [], []
+        size = 0
         for flight in flights:
-            self.size += 1
+            size += 1
             if flight.first_byte_s is None:
                 continue
             self.served_s = max(self.served_s, flight.started_s)
+            silences.append(now_s - flight.last_progress_s)
             if flight.rate_bytes_per_s is not None:
                 rates.append(flight.rate_bytes_per_s)
+        self._peak = max(self._peak, size)
+        self.is_one = size >= max(self.LEAST, self._peak / 2)
         self.rate_bytes_per_s = statistics.median(rates) if len(rates) >= self.LEAST else None
+        silence_s = statistics.median(silences) if len(silences) >= self.LEAST else 0.0
+        # Slices come in bunches: what it was just now counts too.
+        kept_share = 0.5 ** ((now_s - self._looked_s) / self.HALF_LIFE_S)
+        self.silence_s = max(silence_s, self.silence_s * kept_share)
+        self._looked_s = now_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +149,11 @@ class SlowPolicy:
     """The rules, and their constants with the reasons.
 
     Attributes:
-        unknown_late_s: a first byte is late after this while nothing has been observed. S3 takes
-            tens of milliseconds, a distant or cold store several hundred.
-        least_late_s: nothing is late before this. A busy machine delays its own receiver by tens
-            of milliseconds.
+        unknown_late_s: a first byte is late after this while nothing has been observed, or nobody
+            else is served. S3 takes tens of milliseconds, a distant or cold store several hundred.
+        least_late_s: nothing is late before this. Progress is told and looked at every 50 ms, and
+            a busy machine delays its own receivers by as much again.
+        idle_least_late_s: the same at the end of a load.
         late_factor: a silence is late at so many times the 95th percentile of the first byte. With
             a lognormal latency of sigma 1 it leaves about 0.3 % of requests.
         idle_late_factor: the same at the end of a load.
@@ -146,41 +165,55 @@ class SlowPolicy:
         idle_slow_factor: the same at the end of a load, when only the last request counts.
         slow_gain_s: a hedge must win at least so much; requests about to end are left alone.
         idle_gain_s: the same at the end of a load.
-        least_rate_age_s: a rate over less says nothing.
-        floor_bytes_per_s: what is below is ended.
+        rate_age_s: a rate over less, or over less than two slices, is not judged: the others'
+            rates are of the same time only from here on.
+        idle_rate_age_s: the same at the end of a load, when there is no time and no crowd.
+        floor_bytes_per_s: what is below is ended, unless the others are hardly faster.
         floor_age_s: measured over so long.
+        floor_factor: so many times slower than the others' median is more than hardly.
+        dead_bytes_per_s: what is below is ended whatever the others do.
         kill_factor: silence is ended at so many times what is late.
-        least_kill_s, most_kill_s: bounds of that.
-        probe_factor: without a sign that others are served, wait so many times longer.
+        least_kill_s: at the earliest, unless it is hedged: the other one runs on.
+        most_kill_s: at the latest.
+        read_timeout_s: bound of all this. Each attempt for the same bytes that was ended doubles
+            the silence that ends the next one up to here: an object that is slow by nature, such
+            as a cold one, must come at last.
+        crowd_factor: a body's silence is late at so many times the others' median: on a slow link
+            all wait for their next slice, evenly between nothing and twice the median.
     """
 
     unknown_late_s: float = 1.5
     least_late_s: float = 0.25
+    idle_least_late_s: float = 0.2
     late_factor: float = 3.0
     idle_late_factor: float = 2.0
-    progress_bytes: int = 1 * MIB
+    progress_bytes: int = 256 * KIB
     slow_factor: float = 3.0
     idle_slow_factor: float = 1.5
     slow_gain_s: float = 0.5
     idle_gain_s: float = 0.05
-    least_rate_age_s: float = 0.2
+    rate_age_s: float = RateMeter.WINDOW_S
+    idle_rate_age_s: float = 0.2
     floor_bytes_per_s: int = 64 * KIB
     floor_age_s: float = 3.0
-    kill_factor: float = 4.0
+    floor_factor: float = 4.0
+    dead_bytes_per_s: int = 1 * KIB
+    kill_factor: float = 2.0
     least_kill_s: float = 2.0
     most_kill_s: float = 10.0
-    probe_factor: float = 4.0
+    read_timeout_s: float = 20.0
+    crowd_factor: float = 3.0
 
     @classmethod
     def from_settings(cls, read_timeout_s: float) -> SlowPolicy:
-        """The rules of a process whose sockets give up after ``read_timeout_s``."""
-        most_s = min(cls().most_kill_s, read_timeout_s)
-        least_s = min(cls().least_kill_s, most_s)
+        """The rules of a process whose sockets give up after ``read_timeout_s`` of silence."""
+        plain = cls()
+        most_kill_s = min(plain.most_kill_s, read_timeout_s / 2)
         return cls(
-            most_kill_s=most_s,
-            least_kill_s=least_s,
-            unknown_late_s=min(cls().unknown_late_s, most_s / 2),
-            floor_age_s=min(cls().floor_age_s, read_timeout_s),
+            unknown_late_s=min(plain.unknown_late_s, read_timeout_s / 4),
+            least_kill_s=min(plain.least_kill_s, most_kill_s),
+            most_kill_s=most_kill_s,
+            read_timeout_s=read_timeout_s,
         )
 
     def judge(
@@ -199,13 +232,8 @@ class SlowPolicy:
             crowd: the other attempts; without it each is judged alone.
         """
         silent_s = now_s - flight.last_progress_s
-        late_s = self._late_s(flight, observed, idle)
-        kill_s = min(max(self.kill_factor * late_s, self.least_kill_s), self.most_kill_s)
-        overtaken = self._overtaken(flight, crowd)
-        if not overtaken:
-            kill_s = self.most_kill_s
-            late_s = min(late_s * self.probe_factor, kill_s)
-        if silent_s >= kill_s or self._below_floor(now_s, flight, observed):
+        late_s, kill_s = self._bounds_s(flight, observed, idle, crowd)
+        if silent_s >= kill_s or self._below_floor(now_s, flight, crowd):
             return Verdict.KILL
         if flight.hedged:
             return Verdict.WAIT
@@ -217,31 +245,53 @@ class SlowPolicy:
         """When a verdict may change without an event."""
         return now_s + self.least_late_s / 4
 
+    def _bounds_s(
+        self, flight: Flight, observed: Observed, idle: bool, crowd: Crowd | None
+    ) -> tuple[float, float]:
+        """From how long a silence on it is hedged, and ended."""
+        late_s = self._late_s(flight, observed, idle)
+        waits_for_head = flight.first_byte_s is None
+        if crowd is not None and crowd.is_one and not waits_for_head:
+            # A slice takes everybody long on a slow link.
+            late_s = max(late_s, self.crowd_factor * crowd.silence_s)
+        kill_s = self.kill_factor * late_s
+        if not flight.hedged:
+            kill_s = max(kill_s, self.least_kill_s)
+        served_s = crowd.served_s if crowd is not None and crowd.is_one else math.inf
+        if waits_for_head and flight.started_s > served_s:
+            # Nobody who began no earlier has been served: a few may try.
+            kill_s = self.most_kill_s
+            late_s = max(late_s, self.unknown_late_s)
+        kill_s = min(kill_s, self.most_kill_s) * 2.0 ** min(flight.kills, 30)
+        return late_s, min(kill_s, self.read_timeout_s)
+
     def _late_s(self, flight: Flight, observed: Observed, idle: bool) -> float:
-        """How long a silence may be."""
+        """How long a silence may be, by what was observed."""
         first_byte_s = observed.first_byte_s(95)
         body_s_per_byte = observed.body_s_per_byte(95)
         if first_byte_s is None or body_s_per_byte is None:
             return self.unknown_late_s
-        factor = self.idle_late_factor if idle else self.late_factor
         usual_s = first_byte_s
         if flight.first_byte_s is not None:
-            step_bytes = min(self.progress_bytes, flight.size_bytes)
-            usual_s = max(usual_s, step_bytes * body_s_per_byte)
-        return max(self.least_late_s, factor * usual_s)
+            slice_bytes = min(self.progress_bytes, flight.size_bytes)
+            usual_s = max(usual_s, slice_bytes * body_s_per_byte)
+        if idle:
+            return max(self.idle_least_late_s, self.idle_late_factor * usual_s)
+        return max(self.least_late_s, self.late_factor * usual_s)
 
-    @staticmethod
-    def _overtaken(flight: Flight, crowd: Crowd | None) -> bool:
-        """Whether somebody who began after this one fell silent was served."""
-        if crowd is None or crowd.size < crowd.LEAST:
-            return True
-        return crowd.served_s > flight.last_progress_s
-
-    def _below_floor(self, now_s: float, flight: Flight, observed: Observed) -> bool:
-        if flight.first_byte_s is None or flight.rate_bytes_per_s is None:
+    def _below_floor(self, now_s: float, flight: Flight, crowd: Crowd | None) -> bool:
+        # Nothing at all is a silence, which has rules of its own.
+        if flight.first_byte_s is None or not flight.rate_bytes_per_s:
             return False
+        floor_bytes_per_s = float(self.floor_bytes_per_s)
+        if crowd is not None and crowd.is_one and crowd.rate_bytes_per_s is not None:
+            # A slow link divided by many is no reason to begin again and again.
+            fair_bytes_per_s = max(
+                crowd.rate_bytes_per_s / self.floor_factor, self.dead_bytes_per_s
+            )
+            floor_bytes_per_s = min(floor_bytes_per_s, fair_bytes_per_s)
         body_age_s = now_s - flight.started_s - flight.first_byte_s
-        return body_age_s >= self.floor_age_s and flight.rate_bytes_per_s < self.floor_bytes_per_s
+        return body_age_s >= self.floor_age_s and flight.rate_bytes_per_s < floor_bytes_per_s
 
     def _is_slow(
         self,
@@ -253,18 +303,22 @@ class SlowPolicy:
     ) -> bool:
         """Whether a fresh request would be done clearly before this one, by its rate."""
         rate_bytes_per_s = flight.rate_bytes_per_s
-        if flight.first_byte_s is None or rate_bytes_per_s is None:
-            return False
-        if now_s - flight.started_s - flight.first_byte_s < self.least_rate_age_s:
-            return False
+        body_s_per_byte = observed.body_s_per_byte(50)
         missing_bytes = flight.size_bytes - flight.received_bytes
         fresh_s = observed.expected_s(missing_bytes)
-        if fresh_s is None:
+        # Nothing at all is a silence, which has rules of its own.
+        if flight.first_byte_s is None or not rate_bytes_per_s or missing_bytes <= 0:
             return False
-        if crowd is not None and crowd.rate_bytes_per_s is not None:
+        if fresh_s is None or body_s_per_byte is None:
+            return False
+        least_age_s = self.idle_rate_age_s if idle else self.rate_age_s
+        least_age_s = max(least_age_s, 2 * self.progress_bytes * body_s_per_byte)
+        if now_s - flight.started_s - flight.first_byte_s < least_age_s:
+            return False
+        if crowd is not None and crowd.is_one and crowd.rate_bytes_per_s is not None:
             # What was observed may be of a time when the link was faster.
             fresh_s = max(fresh_s, missing_bytes / max(crowd.rate_bytes_per_s, 1.0))
-        own_s = missing_bytes / rate_bytes_per_s if rate_bytes_per_s > 0 else math.inf
+        own_s = missing_bytes / rate_bytes_per_s
         if idle:
             return own_s > self.idle_slow_factor * fresh_s + self.idle_gain_s
         return own_s > self.slow_factor * fresh_s + self.slow_gain_s

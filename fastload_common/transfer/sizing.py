@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from fastload_common.transfer.node_share import share_of
-from fastload_common.transfer.observed import Observed
+from fastload_common.transfer.observed import MIN_SAMPLES, Observed
 from fastload_common.units import KIB, MIB
 
 __all__ = [
@@ -46,6 +46,8 @@ _LEAST_PART_BYTES = 256 * KIB
 _UNKNOWN_PART_BYTES = 1 * MIB
 # Near the end each connection gets so many more parts.
 _PARTS_PER_CONNECTION = 2
+# Different sizes of the first requests, from half a chunk on.
+_STAGGER = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,12 @@ def part_bytes(
     """
     wanted_bytes = remaining_bytes // (max(1, connections) * _PARTS_PER_CONNECTION)
     if wanted_bytes >= chunk_bytes:
-        return chunk_bytes
+        if observed.count >= MIN_SAMPLES:
+            return chunk_bytes
+        # Requests of one size that begin together end together, and the link idles for a first
+        # byte each time: the first ones get sizes of their own.
+        turn = remaining_bytes // chunk_bytes % _STAGGER
+        wanted_bytes = chunk_bytes * (_STAGGER + turn) // (2 * _STAGGER)
     size_bytes = max(wanted_bytes, _least_part_bytes(observed), _LEAST_PART_BYTES)
     size_bytes = -(-size_bytes // _PART_STEP_BYTES) * _PART_STEP_BYTES
     return min(size_bytes, chunk_bytes)
