@@ -95,7 +95,7 @@ class LoadSession:
             settings=settings.changed(),
             clock=self._clock,
         )
-        self._verification = Verification(settings, self.report)
+        self._verification = Verification(settings.verify, self.report)
 
     def __enter__(self) -> LoadSession:
         try:
@@ -215,7 +215,7 @@ class LoadSession:
         )
         self._stack.callback(fetcher.close)
         self._executor = Executor(
-            self._verification.watch(fetcher.fetch),
+            self._verification.watch(fetcher.fetch, settings.sizes.chunk_bytes),
             chunk_bytes=settings.sizes.chunk_bytes,
             merge_gap_bytes=settings.merge_gap_bytes,
             report=report,

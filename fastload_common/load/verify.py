@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 from fastload_common.checksums.algorithms import Checksum, crc_function
 from fastload_common.checksums.composed import Composed, ContradictionError
-from fastload_common.config import Settings
 from fastload_common.errors import ChecksumMismatchError
 from fastload_common.load.executor import Fetch, FilledChunk
 from fastload_common.load.report import LoadReport
@@ -42,13 +41,13 @@ class Verification:
     """The check of one load. Objects may be opened from any thread; everything else is for one.
 
     Args:
-        settings: `verify`, and `chunk_bytes` for what is read only to be compared.
+        mode: the setting `verify`.
         report: its `verified` is filled by `finish`.
     """
 
-    def __init__(self, settings: Settings, report: LoadReport) -> None:
-        self._mode = settings.verify
-        self._chunk_bytes = settings.sizes.chunk_bytes
+    def __init__(self, mode: str, report: LoadReport) -> None:
+        self._mode = mode
+        self._chunk_bytes = 0
         self._report = report
         self._objects: dict[ObjectId, _Object | None] = {}
         self._fetch: Fetch | None = None
@@ -81,11 +80,15 @@ class Verification:
 
         return see
 
-    def watch(self, fetch: Fetch) -> Fetch:
-        """The same fetch, whose chunks are looked at before the caller gets them."""
+    def watch(self, fetch: Fetch, chunk_bytes: int) -> Fetch:
+        """The same fetch, whose chunks are looked at before the caller gets them.
+
+        Args:
+            chunk_bytes: what a staging slot holds; larger chunks are not asked for.
+        """
         if not self.is_on:
             return fetch
-        self._fetch = fetch
+        self._fetch, self._chunk_bytes = fetch, chunk_bytes
 
         def watched(chunks: Iterable[Chunk]) -> Iterator[FilledChunk]:
             return self._watched(fetch(chunks))
@@ -136,6 +139,7 @@ class Verification:
         except ChecksumMismatchError as error:
             # Whoever computes with these bytes may catch everything.
             self._failure = error
+            self._count()
             raise
 
     def _read_rest(self) -> None:

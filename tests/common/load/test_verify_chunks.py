@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload_common.checksums.algorithms import CRC32, Checksum
-from fastload_common.config import load_settings
 from fastload_common.errors import ChecksumMismatchError, SourceUnavailableError
 from fastload_common.load.report import LoadReport
 from fastload_common.load.verify import Verification
@@ -77,11 +76,10 @@ class Load:
     """A load of the object, as far as verification sees it."""
 
     def __init__(self, verify: str = "covered", checksum: Checksum | None = RIGHT) -> None:
-        settings = load_settings({"verify": verify, "chunk_bytes": "64KiB"}, {})
         self.report = LoadReport("test", "1", "s3://bucket/model", 0)
-        self.verification = Verification(settings, self.report)
+        self.verification = Verification(verify, self.report)
         self.fetching = Fetching()
-        self.fetch = self.verification.watch(self.fetching.fetch)
+        self.fetch = self.verification.watch(self.fetching.fetch, 65536)
         self.source = Store(checksum)
         self.object_id = self.source.object_id("key")
 
@@ -189,6 +187,7 @@ def test_damage_ends_the_fetch_and_gives_the_slot_back() -> None:
     assert load.fetching.ended == 1
     assert all(filled.released == 1 for filled in load.fetching.given)
     assert caught.value.fields["expected"] == f"0x{zlib.crc32(DATA):08x}"
+    assert load.counts == {"partly_read": 1}
     with pytest.raises(ChecksumMismatchError):
         load.verification.finish()
     assert load.counts == {"partly_read": 1}
