@@ -180,6 +180,8 @@ class SlowPolicy:
             as a cold one, must come at last.
         crowd_factor: a body's silence is late at so many times the others' median: on a slow link
             all wait for their next slice, evenly between nothing and twice the median.
+        probe_s: at the most so long. Perhaps it is not the link that fell silent, but all
+            connections that were open, and new ones work.
     """
 
     unknown_late_s: float = 1.5
@@ -203,6 +205,7 @@ class SlowPolicy:
     most_kill_s: float = 10.0
     read_timeout_s: float = 20.0
     crowd_factor: float = 3.0
+    probe_s: float = 4.0
 
     @classmethod
     def from_settings(cls, read_timeout_s: float) -> SlowPolicy:
@@ -213,6 +216,7 @@ class SlowPolicy:
             unknown_late_s=min(plain.unknown_late_s, read_timeout_s / 4),
             least_kill_s=min(plain.least_kill_s, most_kill_s),
             most_kill_s=most_kill_s,
+            probe_s=min(plain.probe_s, read_timeout_s / 4),
             read_timeout_s=read_timeout_s,
         )
 
@@ -252,8 +256,8 @@ class SlowPolicy:
         late_s = self._late_s(flight, observed, idle)
         waits_for_head = flight.first_byte_s is None
         if crowd is not None and crowd.is_one and not waits_for_head:
-            # A slice takes everybody long on a slow link.
-            late_s = max(late_s, self.crowd_factor * crowd.silence_s)
+            # A slice takes everybody long on a slow link; after a while, a few may try.
+            late_s = max(late_s, min(self.crowd_factor * crowd.silence_s, self.probe_s))
         kill_s = self.kill_factor * late_s
         if not flight.hedged:
             kill_s = max(kill_s, self.least_kill_s)

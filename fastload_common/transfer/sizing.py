@@ -21,10 +21,12 @@ __all__ = [
     "part_bytes",
 ]
 
-# 32 connections of 90 MB/s fill 25 Gb/s; where that is too many, they share the link.
-_START = 32
+# A node begins with two for each CPU: 32 of 59 MB/s fill 15 Gb/s, and a machine of 128 CPUs has a
+# link of 100 Gb/s. Where that is too many, they share the link, which costs nothing.
+_START_PER_CPU = 2
+_LEAST_START, _MOST_START = 32, 128
 # A rank of many begins with at least so many.
-_LEAST_START = 8
+_LEAST_RANK_START = 8
 # One core receives about 0.7 GiB/s of TLS, which is eight connections of 90 MB/s: twice that.
 _CONNECTIONS_PER_CPU = 16
 # 512 connections of 59 MB/s fill more than 200 Gb/s; stores see more as an attack.
@@ -82,8 +84,9 @@ def choose_concurrency(
             useful,
         ),
     )
-    start = min(max(_LEAST_START, _NODE_LEAST // ranks), _START, maximum)
-    return Connections(start=start, maximum=maximum)
+    node_start = min(max(_START_PER_CPU * cpu_count, _LEAST_START), _MOST_START)
+    start = max(node_start // ranks, _LEAST_RANK_START)
+    return Connections(start=min(start, maximum), maximum=maximum)
 
 
 def choose_chunk_bytes(*, total_bytes: int, memory_bytes: int, connections: int) -> int:
