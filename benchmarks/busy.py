@@ -107,12 +107,16 @@ def _figures(work: Work, server: S3Server, programs: Programs) -> dict[str, Any]
 def ratios(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """For each scheme, case and client: medians, and the ratio of busy to not busy."""
     found: dict[str, dict[str, Any]] = {}
-    for row in rows:
+    for row in sorted(rows, key=_place):
         key = f"{row['client']}, {row['scheme']}, {row['case']}"
         found.setdefault(key, {"busy": {}, "idle": {}})
         if "gib_per_s" in row:
             found[key]["busy" if row["busy"] else "idle"][row["round"]] = row["gib_per_s"]
     return {key: _summary(speeds["busy"], speeds["idle"]) for key, speeds in found.items()}
+
+
+def _place(row: dict[str, Any]) -> tuple[str, str, int]:
+    return row["scheme"], row["case"], list(TOTAL_BYTES).index(row["client"])
 
 
 def _summary(busy: dict[int, float], idle: dict[int, float]) -> dict[str, Any]:

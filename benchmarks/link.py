@@ -108,7 +108,7 @@ def panels(found: dict[str, Any]) -> list[Panel]:
         notes = {row["client"]: "failed" for row in rows if "failed" in row}
         notes |= found["absent"]
         unit = "share of the link's limit"
-        drawn.append(Panel(title, unit, series, {f"bar {BAR}": BAR}, notes))
+        drawn.append(Panel(title, unit, series, {f"bar {BAR}": BAR}, notes, tuple(PEERS)))
     return drawn
 
 

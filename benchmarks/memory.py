@@ -3,8 +3,8 @@
     python -m benchmarks.memory [--json] [--quick]
 
 HTTP and TLS; 8, 32, 128 and 512 requests in flight; budgets (FASTLOAD_MEMORY_BYTES) of 64 MiB,
-256 MiB and 1 GiB. More is received than the budget holds, and the consumer waits a second with
-the first chunk in its hands, so that staging memory fills.
+256 MiB and 1 GiB. More is received than the budget holds, and the consumer waits with the first
+chunk in its hands until staging memory has filled.
 
 What counts: the proportional set sizes of the process and its children, and memfds with all of
 their pages, sampled every 20 ms from outside, minus what the process had before staging memory
@@ -27,7 +27,6 @@ from fastload_common.units import GIB, MIB, format_size
 CONCURRENCIES: tuple[int, ...] = (8, 32, 128, 512)
 BUDGETS_BYTES: tuple[int, ...] = (64 * MIB, 256 * MIB, 1 * GIB)
 OBJECT_BYTES = 256 * MIB
-PAUSE_S = 1.0
 SAMPLE_EVERY_S = 0.02
 BAR = 1.05
 
@@ -49,7 +48,7 @@ def run(
                 for concurrency in concurrencies:
                     row: dict[str, Any] = {"scheme": scheme, "concurrency": concurrency}
                     row["budget_bytes"] = budget_bytes
-                    options = {"settings": {"memory_bytes": budget_bytes}, "pause_s": PAUSE_S}
+                    options = {"settings": {"memory_bytes": budget_bytes}, "fill": True}
                     work = Work("fastload", taken, 0, concurrency, options=options)
                     rows.append(row | _figures(work, budget_bytes, server, programs))
     return rows

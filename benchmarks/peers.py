@@ -171,7 +171,7 @@ def panels(found: dict[str, Any]) -> list[Panel]:
             scheme: {client: row[key] for client, row in clients.items()}
             for scheme, clients in rows.items()
         }
-        drawn.append(Panel(title, unit, series, notes=notes))
+        drawn.append(Panel(title, unit, series, notes=notes, order=tuple(PEERS)))
     return drawn
 
 

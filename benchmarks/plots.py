@@ -23,6 +23,7 @@ class Panel:
         series: name -> (row -> value); a row that a series lacks stays empty.
         limits: name -> value, drawn as a line.
         notes: row -> text beside it, such as "not installed".
+        order: rows that come first, in this order, if they are there.
     """
 
     title: str
@@ -30,13 +31,15 @@ class Panel:
     series: dict[str, dict[str, float]]
     limits: dict[str, float] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
 
     @property
     def rows(self) -> list[str]:
         names: dict[str, None] = {}
-        for values in self.series.values():
-            names |= dict.fromkeys(values)
-        return [*names, *(name for name in self.notes if name not in names)]
+        for row_names in [*(values.keys() for values in self.series.values()), self.notes.keys()]:
+            names |= dict.fromkeys(row_names)
+        first = [name for name in self.order if name in names]
+        return [*first, *(name for name in names if name not in self.order)]
 
 
 def draw(file: Path, panels: list[Panel]) -> None:
@@ -71,13 +74,13 @@ def _draw_panel(axis: Any, panel: Panel) -> None:
         axis.bar_label(bars, fmt="%.3g", padding=2, fontsize=7)
     for name, value in panel.limits.items():
         axis.axvline(value, color="#b00020", linewidth=1, linestyle="--", label=name)
+    middle = thickness * (len(panel.series) - 1) / 2
     for row, text in panel.notes.items():
         axis.text(
             0, rows.index(row) + 0.2, f" {text[:_NOTE_CHARACTERS]}", fontsize=7, color="#666666"
         )
-    middle = thickness * (len(panel.series) - 1) / 2
     axis.set_yticks([index + middle for index in range(len(rows))], rows, fontsize=8)
-    axis.invert_yaxis()
+    axis.set_ylim(len(rows) - 0.2, -0.5)
     axis.margins(x=0.12)
     axis.set_xlabel(panel.unit, fontsize=8)
     axis.set_title(panel.title, fontsize=9, loc="left")

@@ -116,6 +116,7 @@ def panels(found: dict[str, Any]) -> list[Panel]:
             {"time": wall},
             {f"bar {BAR_WALL}": BAR_WALL},
             notes,
+            tuple(PEERS),
         ),
         Panel(
             "Bytes sent by the store beyond the objects",
@@ -123,6 +124,7 @@ def panels(found: dict[str, Any]) -> list[Panel]:
             {"extra bytes": extra},
             {"bar 5 %": 100 * BAR_BYTES},
             notes,
+            tuple(PEERS),
         ),
     ]
 

@@ -19,12 +19,14 @@ from fastload_common.transfer.fetcher import Fetcher
 from fastload_common.transfer.policy import TransferPolicy
 from fastload_common.transfer.stats import TransferStats
 
+_LOOK_EVERY_S, _STILL_LOOKS, _MOST_LOOKS = 0.1, 5, 100
+
 
 class FastloadClient:
     """Chunks of the settings' size through one `Fetcher`.
 
-    Options: ``settings`` (further settings), ``pause_s`` (wait that long with the first chunk in
-    hand, so that staging memory fills).
+    Options: ``settings`` (further settings), ``fill`` (wait with the first chunk in hand until
+    staging memory has filled).
 
     Attributes:
         baseline_bytes: memory before staging and fetcher were made.
@@ -32,7 +34,7 @@ class FastloadClient:
 
     def __init__(self, work: Work) -> None:
         settings = _settings(work)
-        self._pause_s = float((work.options or {}).get("pause_s", 0))
+        self._fill = bool((work.options or {}).get("fill"))
         self._source = open_source(f"s3://{BUCKET}", settings)
         # As a load does: one listing gives the identity of every object.
         self._ids = {listed.key: listed.object_id for listed in self._source.list()}
@@ -48,8 +50,8 @@ class FastloadClient:
         received_bytes = 0
         for filled in self._fetcher.fetch(self._chunks(items)):
             check(filled.data, filled.chunk.byte_range.start)
-            if received_bytes == 0 and self._pause_s:
-                time.sleep(self._pause_s)
+            if received_bytes == 0 and self._fill:
+                _wait_until_memory_settles()
             received_bytes += len(filled.data)
             filled.release()
         return received_bytes
@@ -66,6 +68,18 @@ class FastloadClient:
                 end = min(start + self._chunk_bytes, item.size_bytes)
                 chunks.append(Chunk(self._ids[item.name], ByteRange(start, end), end - start))
         return chunks
+
+
+def _wait_until_memory_settles() -> None:
+    """Until it has not grown for half a second, or for ten seconds."""
+    largest, still = 0, 0
+    for _ in range(_MOST_LOOKS):
+        time.sleep(_LOOK_EVERY_S)
+        now_bytes = memory_bytes(os.getpid())
+        still = still + 1 if now_bytes <= largest else 0
+        largest = max(largest, now_bytes)
+        if still >= _STILL_LOOKS:
+            return
 
 
 def _settings(work: Work) -> Settings:
