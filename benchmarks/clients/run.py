@@ -7,9 +7,11 @@ The endpoint, credentials and CA bundle come from the usual AWS variables.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -19,6 +21,7 @@ from benchmarks.cost import cpu_s, memory_bytes
 from benchmarks.work import Item, Work
 
 _WARM_ROUNDS = 2
+_PR_SET_PDEATHSIG = 1
 
 
 class Client(Protocol):
@@ -56,7 +59,13 @@ class BusyThread:
         self._cpu_s = time.thread_time()
 
 
+def end_with_parent() -> None:
+    """A benchmark that is killed leaves no client behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main(text: str) -> None:
+    end_with_parent()
     work = Work.from_json(text)
     module = importlib.import_module(f"benchmarks.clients.{work.client}")
     baseline_bytes = memory_bytes(os.getpid())

@@ -46,3 +46,23 @@ def test_the_verdict_is_on_ratios_within_a_round(ours: float, passes: bool) -> N
     assert bars[1.3, rows["http"]["C floor"]["fastload_cpu_ratio"]] is passes
     # What was not measured is neither passed nor failed.
     assert bars[1.5, None] is None
+
+
+def test_a_client_ends_with_the_benchmark() -> None:
+    """However that ends: here it is killed."""
+    code = (
+        "import subprocess, sys\n"
+        "client = 'import benchmarks.clients.run as run, time; run.end_with_parent(); '\n"
+        "client += 'print(0, flush=True); time.sleep(600)'\n"
+        "subprocess.Popen([sys.executable, '-c', client], start_new_session=True)\n"
+        "input()\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"0\n"
+    parent.kill()
+    # The pipe closes when the last process that has it is gone.
+    assert parent.stdout.read() == b""
+    parent.communicate()
