@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fastload_common.config import Settings
 from fastload_common.transfer.observed import Observed
 from fastload_common.units import KIB, MIB
 
@@ -208,9 +209,9 @@ class SlowPolicy:
     probe_s: float = 4.0
 
     @classmethod
-    def from_settings(cls, read_timeout_s: float) -> SlowPolicy:
-        """The rules of a process whose sockets give up after ``read_timeout_s`` of silence."""
-        plain = cls()
+    def from_settings(cls, settings: Settings) -> SlowPolicy:
+        """The rules where sockets give up after ``read_timeout_s`` of silence: always sooner."""
+        plain, read_timeout_s = cls(), settings.read_timeout_s
         most_kill_s = min(plain.most_kill_s, read_timeout_s / 2)
         return cls(
             unknown_late_s=min(plain.unknown_late_s, read_timeout_s / 4),
@@ -236,6 +237,9 @@ class SlowPolicy:
             crowd: the other attempts; without it each is judged alone.
         """
         silent_s = now_s - flight.last_progress_s
+        is_young = now_s - flight.started_s < min(self.rate_age_s, self.floor_age_s)
+        if is_young and not idle and silent_s < min(self.least_late_s, self.read_timeout_s):
+            return Verdict.WAIT  # as most of them: the rest costs more
         late_s, kill_s = self._bounds_s(flight, observed, idle, crowd)
         if silent_s >= kill_s or self._below_floor(now_s, flight, crowd):
             return Verdict.KILL
@@ -244,10 +248,6 @@ class SlowPolicy:
         if silent_s >= late_s or self._is_slow(now_s, flight, observed, idle, crowd):
             return Verdict.HEDGE
         return Verdict.WAIT
-
-    def look_again_s(self, now_s: float) -> float:
-        """When a verdict may change without an event."""
-        return now_s + self.least_late_s / 4
 
     def _bounds_s(
         self, flight: Flight, observed: Observed, idle: bool, crowd: Crowd | None

@@ -148,7 +148,7 @@ class Ramp:
     """How many requests in flight: grows while more of them bring more bytes.
 
     Works in epochs. One that was measured with all connections in use is compared with the last:
-    if half more connections brought at least 10 % more, half more are tried; if not, the step is
+    if half more connections brought at least 5 % more, half more are tried; if not, the step is
     taken back, and tried again only after a while that doubles each time. So under a link
     that is full the number stays where the link became full.
 
@@ -159,7 +159,7 @@ class Ramp:
 
     GROWTH = 1.5
     LEAST_GAIN = 0.10
-    """Of half more connections on a link that is not full, one expects half more bytes."""
+    """More bytes for more connections, as shares. On a link that is not full it would be 1."""
     EPOCH_S = 0.4
     FIRST_HOLD_S = 4.0
     MOST_HOLD_S = 60.0
@@ -222,7 +222,8 @@ class Ramp:
         if before is not None:
             target, before_bytes_per_s = before
             self._before = None
-            if bytes_per_s < before_bytes_per_s * (1 + self.LEAST_GAIN):
+            least_gain = self.LEAST_GAIN * (self._target / target - 1)
+            if bytes_per_s < before_bytes_per_s * (1 + least_gain):
                 self._target = target
                 self._held_until_s = now_s + self._hold_s
                 self._hold_s = min(self._hold_s * 2, self.MOST_HOLD_S)

@@ -121,6 +121,7 @@ class Part:
     done_bytes: int = 0
     fresh: bool = False
     kills: int = 0
+    attempts: int = 0
     requests: list[Request] = field(default_factory=list)
 
 
@@ -135,6 +136,7 @@ class Outcome:
     hedges: int = 0
     kills: int = 0
     most_in_flight: int = 0
+    most_attempts: int = 0
     hedged_at_s: list[float] = field(default_factory=list)
     killed_at_s: list[float] = field(default_factory=list)
 
@@ -237,6 +239,8 @@ class Simulation:
         request.last_progress_s = self.now_s
         request.meter.add(self.now_s, 0)
         part.requests.append(request)
+        part.attempts += 1
+        self.out.most_attempts = max(self.out.most_attempts, part.attempts)
         self.running.append(request)
         self.out.requests += 1
         if fate.first_byte_s < _NEVER:
