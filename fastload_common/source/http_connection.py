@@ -46,7 +46,7 @@ _TRAILER_LIMIT = 100
 # A plain body comes in slices of about so many seconds; what has come is seen between two.
 _SLICE_S = 0.05
 _LEAST_SLICE_BYTES = 64 * 1024
-_FIRST_SLICE_BYTES = 256 * 1024
+_FIRST_SLICE_BYTES = 128 * 1024
 _LARGEST_SLICE_BYTES = 1024 * 1024
 
 

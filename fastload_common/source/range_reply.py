@@ -5,7 +5,6 @@ A store, gateway or proxy that does not do what it was asked must never turn int
 
 from __future__ import annotations
 
-import logging
 import re
 from typing import Any
 
@@ -13,9 +12,8 @@ from fastload_common.errors import ObjectChangedError, RangeMismatchError
 from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.source.http_message import ReplyHead
 
-__all__ = ["check_range_reply", "if_match", "may_be_chance", "range_header", "same_etag"]
+__all__ = ["check_range_reply", "if_match", "range_header", "same_etag"]
 
-_LOG = logging.getLogger(__name__)
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
 
 
@@ -73,25 +71,6 @@ def check_range_reply(object_id: ObjectId, byte_range: ByteRange, head: ReplyHea
         raise RangeMismatchError(
             f"the reply announces {length} bytes for a range of {byte_range.size_bytes}", **facts
         )
-
-
-def may_be_chance(error: BaseException, tried: set[str], *, new_connection: bool) -> bool:
-    """Whether to ask once more, on a new connection, after a reply that is not what was asked.
-
-    One damaged reply must not end a load, and on a kept connection it may be the answer to another
-    request. What is wrong twice is how the endpoint is.
-
-    Args:
-        tried: what was done about earlier replies for the same range; grows.
-        new_connection: whether the reply was the first one of its connection.
-    """
-    if not isinstance(error, RangeMismatchError | ObjectChangedError) or "reply" in tried:
-        return False
-    if isinstance(error, ObjectChangedError) and new_connection:
-        return False
-    tried.add("reply")
-    _LOG.info("asked once more after: %s", error)
-    return True
 
 
 def _check_extent(

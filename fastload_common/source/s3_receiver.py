@@ -9,8 +9,9 @@ from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.source.base import Receipt, Refusal
 from fastload_common.source.http_connection import HttpConnection
 from fastload_common.source.http_message import ERROR_BODY_LIMIT_BYTES, Endpoint, ReplyHead
-from fastload_common.source.range_reply import check_range_reply, may_be_chance
+from fastload_common.source.range_reply import check_range_reply
 from fastload_common.source.s3_reads import S3Reads
+from fastload_common.source.second_chance import may_be_chance
 
 __all__ = ["S3Receiver"]
 

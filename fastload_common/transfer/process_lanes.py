@@ -18,7 +18,7 @@ from fastload_common.clock import Clock, SystemClock
 from fastload_common.errors import RangeMismatchError, SourceUnavailableError
 from fastload_common.ranges import ObjectId
 from fastload_common.source.base import Receipt, Refusal, RemoteReads
-from fastload_common.source.range_reply import may_be_chance
+from fastload_common.source.second_chance import may_be_chance
 from fastload_common.transfer.lanes import Attempt, Done, Event, Failed, Progress, Started
 from fastload_common.transfer.mailbox import Mailbox
 from fastload_common.transfer.receiver_crew import Crew

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import weakref
 
 from fastload_common.clock import Clock, SystemClock
-from fastload_common.errors import FastloadError, SourceError
+from fastload_common.errors import ConfigError, FastloadError, SourceError
 from fastload_common.transfer.receiver_process import (
     ReceiverProcess,
     ReceiverSetup,
@@ -20,8 +21,9 @@ __all__ = ["Crew"]
 
 _log = logging.getLogger(__name__)
 
-# Killed ones, such as for want of memory, are replaced so often.
+# Killed ones, such as for want of memory, are replaced so often; those that never began, once.
 _MOST_DEATHS = 8
+_MOST_FALSE_STARTS = 1
 _END_PATIENCE_S = 0.5
 _KILL_PATIENCE_S = 2.0
 
@@ -46,6 +48,7 @@ class Crew:
         self._cpu_count = cpu_count
         self._clock = clock
         self._deaths = 0
+        self._false_starts = 0
         self._unreaped: list[Member] = []
         # Ends them at the interpreter's exit, too, where nobody has closed the lanes.
         self._processes: list[ReceiverProcess] = []
@@ -103,13 +106,26 @@ class Crew:
         if not member.why_ended or not member.process.is_ready:
             self._deaths += 1
             _log.warning("a receiver process is gone: %s", self.why(member))
-        if self._deaths > _MOST_DEATHS and self.broken is None:
+        if not member.process.is_ready:
+            self._false_starts += 1
+        if self.broken is None:
+            self._give_up(member)
+        return is_gone
+
+    def _give_up(self, member: Member) -> None:
+        """Hire no more if too many are gone."""
+        if self._false_starts > _MOST_FALSE_STARTS:
+            self.broken = ConfigError(
+                f"the receiver processes do not start: {sys.executable}: {self.why(member)}",
+                hint="they run this interpreter's own program (sys.executable) with the files of "
+                "this package",
+            )
+        elif self._deaths > _MOST_DEATHS:
             self.broken = SourceError(
                 f"the receiver processes do not stay: {self._deaths} are gone, the last one: "
                 f"{self.why(member)}",
                 hint=self.advice(member),
             )
-        return is_gone
 
     @property
     def has_unreaped(self) -> bool:
