@@ -92,7 +92,10 @@ class Throttle:
         self._raised_s = now_s
 
     def set_maximum(self, maximum: int) -> None:
-        """Change the limit without refusals; a lowered limit goes on from where it is."""
+        """Change the limit without refusals; a lowered limit goes on from where it is.
+
+        Keep it at what would be in flight otherwise: half of a maximum that nobody uses is no cut.
+        """
         was_free = self._limit >= self._maximum
         self._maximum = max(1, maximum)
         self._limit = float(self._maximum) if was_free else min(self._limit, float(self._maximum))

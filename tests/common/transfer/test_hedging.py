@@ -250,6 +250,15 @@ def test_those_left_at_the_end_are_no_crowd() -> None:
     assert not crowd_of(0.0, [FLOWING] * 3).is_one
 
 
+def test_who_overslept_judges_nobody_before_the_next_look() -> None:
+    crowd = Crowd()
+    verdicts = []
+    for now_s in (1.0, 60.0, 60.05):
+        crowd.look(now_s, [WAITING])
+        verdicts.append(POLICY.judge(now_s, WAITING, USUAL, idle=False, crowd=crowd).value)
+    assert verdicts == ["hedge", "wait", "kill"]
+
+
 def test_slices_that_come_in_bunches_are_remembered_for_a_moment() -> None:
     crowd = Crowd()
     crowd.look(3.0, [FLOWING] * 8)
