@@ -9,6 +9,7 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pytest_mock import MockerFixture
@@ -34,8 +35,7 @@ def lease(arena: Arena) -> Slot:
 
 
 def reserved_bytes(arena: Arena) -> int:
-    assert arena._fd is not None
-    return os.fstat(arena._fd).st_blocks * 512
+    return os.fstat(arena.fd).st_blocks * 512
 
 
 def test_slots_are_writable_whole_and_apart(arena: Arena) -> None:
@@ -47,7 +47,7 @@ def test_slots_are_writable_whole_and_apart(arena: Arena) -> None:
 
 
 def test_memory_is_a_memfd_and_not_dev_shm(arena: Arena) -> None:
-    assert os.readlink(f"/proc/self/fd/{arena._fd}").startswith("/memfd:")
+    assert os.readlink(f"/proc/self/fd/{arena.fd}").startswith("/memfd:")
 
 
 def test_the_last_released_slot_is_used_first_and_few_pages_are_touched(arena: Arena) -> None:
@@ -60,12 +60,12 @@ def test_the_last_released_slot_is_used_first_and_few_pages_are_touched(arena: A
     assert arena.peak_leased_bytes == SLOT_BYTES
 
 
-def test_a_new_slot_is_populated_before_it_is_handed_out(arena: Arena) -> None:
+def test_a_new_slot_is_reserved_before_it_is_handed_out(arena: Arena) -> None:
     lease(arena)
     assert reserved_bytes(arena) >= SLOT_BYTES
 
 
-def test_no_more_is_populated_than_was_asked(arena: Arena) -> None:
+def test_no_more_is_reserved_than_was_asked(arena: Arena) -> None:
     for size_bytes, pages in ((1, 1), (mmap.PAGESIZE + 1, 2), (1, 2), (3 * mmap.PAGESIZE, 3)):
         slot = arena.lease(size_bytes=size_bytes)
         assert slot is not None
@@ -76,6 +76,65 @@ def test_no_more_is_populated_than_was_asked(arena: Arena) -> None:
     for size_bytes in (0, SLOT_BYTES + 1):
         with pytest.raises(ValueError, match="asked of a slot"):
             arena.lease(size_bytes=size_bytes)
+
+
+def test_a_slot_says_where_it_is_in_the_file(arena: Arena) -> None:
+    slots = [lease(arena) for _ in range(3)]
+    for number, slot in enumerate(slots):
+        slot.memory[:5] = b"here%d" % number
+    for number, slot in enumerate(slots):
+        assert os.pread(arena.fd, 5, slot.position_bytes) == b"here%d" % number
+        assert slot.position_bytes % mmap.PAGESIZE == 0
+    # Another mapping of the file, as another process has it, is the same memory.
+    other = mmap.mmap(arena.fd, arena.size_bytes)
+    other[slots[1].position_bytes] = ord("T")
+    assert bytes(slots[1].memory[:5]) == b"Tere1"
+    other.close()
+
+
+def test_try_lease_does_not_wait(arena: Arena) -> None:
+    slots = [arena.try_lease(10) for _ in range(4)]
+    assert slots[3] is None
+    assert all(slot is not None and len(slot.memory) == 10 for slot in slots[:3])
+    assert slots[0] is not None
+    slots[0].release()
+    again = arena.try_lease()
+    assert again is not None
+    assert len(again.memory) == SLOT_BYTES
+    with pytest.raises(ValueError, match="asked of a slot"):
+        arena.try_lease(SLOT_BYTES + 1)
+    arena.close()
+    assert arena.try_lease(1) is None
+
+
+def mapped_bytes(arena: Arena) -> int:
+    """How much of the staging memory is mapped into this process."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    total = 0
+    for line in lines:
+        if "memfd:fastload-staging" in line:
+            total += 1024 * next(int(x.split()[1]) for x in lines if x.startswith("Rss:"))
+    return total
+
+
+def test_populate_maps_what_is_written_and_no_more(arena: Arena) -> None:
+    slot, other = lease(arena), lease(arena)
+    before = mapped_bytes(arena)
+    pages = -(-SLOT_BYTES // mmap.PAGESIZE)
+    arena.populate(slot.position_bytes, 1)
+    assert mapped_bytes(arena) == before + mmap.PAGESIZE
+    for _ in range(2):
+        arena.populate(slot.position_bytes + 10_000, SLOT_BYTES - 10_000)
+        assert mapped_bytes(arena) == before + pages * mmap.PAGESIZE
+    assert reserved_bytes(arena) == 2 * pages * mmap.PAGESIZE
+    other.memory[-1] = 1
+
+
+def test_the_descriptor_goes_with_the_arena(arena: Arena) -> None:
+    assert not os.get_inheritable(arena.fd)
+    arena.close()
+    with pytest.raises(ValueError, match="closed"):
+        _ = arena.fd
 
 
 def test_peak_counts_what_was_held_at_once(arena: Arena) -> None:
@@ -142,8 +201,7 @@ def test_use_after_release_is_an_error(arena: Arena) -> None:
 
 def test_close_with_leased_slots_keeps_their_memory_until_they_go() -> None:
     arena = Arena(SLOT_BYTES, 2)
-    fd = arena._fd
-    assert fd is not None
+    fd = arena.fd
     slot = lease(arena)
     arena.close()
     arena.close()
@@ -175,7 +233,7 @@ def test_no_descriptor_is_left() -> None:
 
 
 @pytest.mark.parametrize("call", ["memfd_create", "ftruncate"])
-def test_without_a_memfd_private_memory_is_used_and_said_once(
+def test_without_a_memfd_a_temporary_file_is_used_and_said_once(
     mocker: MockerFixture, caplog: pytest.LogCaptureFixture, call: str
 ) -> None:
     arena_module._log_fallback.cache_clear()
@@ -186,6 +244,9 @@ def test_without_a_memfd_private_memory_is_used_and_said_once(
             slots = [lease(arena) for _ in range(2)]
             slots[1].memory[-1] = 7
             assert slots[1].memory[-1] == 7
+            # Other processes can map it, and no path leads to it.
+            assert os.pread(arena.fd, 1, slots[1].position_bytes + SLOT_BYTES - 1) == b"\7"
+            assert os.readlink(f"/proc/self/fd/{arena.fd}").endswith(" (deleted)")
             slots[0].release()
             arena.close()
     assert [record.levelname for record in caplog.records] == ["WARNING"]

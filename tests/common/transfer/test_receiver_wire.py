@@ -13,7 +13,7 @@ from fastload_common import errors
 from fastload_common.errors import FastloadError, SourceError, SourceUnavailableError
 from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.source.http_message import Endpoint, Proxy
-from fastload_common.transfer.wire import Get, Inbox, Outbox, error_from, error_record
+from fastload_common.transfer.wire import Get, Inbox, Message, Outbox, error_from, error_record
 
 TEXTS = st.text(max_size=50) | st.just("\udcff\n\"'")
 
@@ -51,14 +51,14 @@ def test_a_full_socket_blocks_nobody_and_loses_nothing() -> None:
         outbox.add(*messages)
         assert not outbox.flush()
         assert not outbox.is_empty
-        found = []
+        found: list[Message] = []
         while len(found) < len(messages):
             received = inbox.receive(other)
             assert received is not None
             found += received
             outbox.flush()
         assert found == messages
-        assert outbox.is_empty
+        assert outbox.flush()
         assert inbox.receive(other) == []
         one.close()
         assert inbox.receive(other) is None
