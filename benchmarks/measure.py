@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes.util
 import importlib.util
 import json
 import os
@@ -71,6 +72,8 @@ class Cost:
 
 def missing(client: str) -> str | None:
     """Why this client cannot run here; None if it can."""
+    if client == "curl":
+        return None if ctypes.util.find_library("curl") else "no libcurl"
     package = _NEEDS.get(client)
     if package is None:
         return None

@@ -37,6 +37,7 @@ def _runai(owned: bool, **variables: str) -> dict[str, Any]:
 PEERS: dict[str, Peer] = {
     "C floor": Peer("floor", "recv or SSL_read into touched buffers, unsigned"),
     "fastload": Peer("fastload", "source, signing, fetcher and staging memory"),
+    "libcurl": Peer("curl", "through ctypes in threads, unsigned: the other way to fetch", 0.5),
     "boto3": Peer("boto", "get_object in threads, readinto touched memory", 0.5),
     "awscrt": Peer("crt", "S3Client, parts copied to touched memory", 0.5),
     "obstore": Peer("obstore_ranges", "get_range_async, copied to touched memory", 0.5),

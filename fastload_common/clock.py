@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import Protocol
@@ -21,7 +22,7 @@ class Clock(Protocol):
         ...
 
     def process_cpu_s(self) -> float:
-        """CPU seconds (user and system) of this process so far."""
+        """CPU seconds (user and system) of this process and its ended children so far."""
         ...
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
@@ -39,7 +40,8 @@ class SystemClock:
         return time.time()
 
     def process_cpu_s(self) -> float:
-        return time.process_time()
+        times = os.times()
+        return times.user + times.system + times.children_user + times.children_system
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
         return event.wait(timeout_s)

@@ -10,13 +10,13 @@ from benchmarks.cost import memory_bytes
 from benchmarks.work import BUCKET, Item, Work, check
 from fastload_common.clock import SystemClock
 from fastload_common.config import Settings
+from fastload_common.load.request import RankPlace
+from fastload_common.load.sizes import choose_sizes
 from fastload_common.plan.records import Chunk
 from fastload_common.ranges import ByteRange
 from fastload_common.source.registry import open_source
 from fastload_common.staging.arena import Arena
-from fastload_common.staging.memory_limit import staging_budget
 from fastload_common.transfer.fetcher import Fetcher
-from fastload_common.transfer.policy import TransferPolicy
 from fastload_common.transfer.stats import TransferStats
 
 _LOOK_EVERY_S, _STILL_LOOKS, _MOST_LOOKS = 0.1, 5, 100
@@ -38,11 +38,11 @@ class FastloadClient:
         self._source = open_source(f"s3://{BUCKET}", settings)
         # As a load does: one listing gives the identity of every object.
         self._ids = {listed.key: listed.object_id for listed in self._source.list()}
-        self._chunk_bytes = settings.sizes.chunk_bytes
         self.baseline_bytes = memory_bytes(os.getpid())
-        slots = max(1, staging_budget(settings).bytes // settings.sizes.chunk_bytes)
-        self._arena = Arena(settings.sizes.chunk_bytes, slots)
-        policy = TransferPolicy.from_settings(settings)
+        sizes = choose_sizes(settings, RankPlace(), work.total_bytes)
+        self._chunk_bytes = sizes.chunk_bytes
+        self._arena = Arena(sizes.chunk_bytes, sizes.slots)
+        policy = sizes.policy(settings)
         self.stats = TransferStats()
         self._fetcher = Fetcher(self._source, self._arena, policy, SystemClock(), self.stats)
 

@@ -87,10 +87,10 @@ def measure(source: ObjectSource, settings: Settings, clock: Clock) -> BenchResu
         ObjectMissingError: nothing to read.
         SourceError: a read failed for good.
     """
+    from fastload_common.load.request import RankPlace
+    from fastload_common.load.sizes import choose_sizes
     from fastload_common.staging.arena import Arena
-    from fastload_common.staging.memory_limit import staging_budget
     from fastload_common.transfer.fetcher import Fetcher
-    from fastload_common.transfer.policy import TransferPolicy
     from fastload_common.transfer.stats import TransferStats
 
     objects = [item for item in source.list() if _wanted(item, settings.ignore_patterns)]
@@ -98,19 +98,23 @@ def measure(source: ObjectSource, settings: Settings, clock: Clock) -> BenchResu
         raise ObjectMissingError(
             f"{source.root}: nothing to read", hint="see what stands there with your S3 tool"
         )
-    chunks = _chunks(objects, settings.sizes.chunk_bytes)
-    slot_count = max(staging_budget(settings).bytes // settings.sizes.chunk_bytes, 1)
-    arena = Arena(settings.sizes.chunk_bytes, min(slot_count, len(chunks)))
+    total_bytes = sum(item.object_id.size_bytes for item in objects)
+    sizes = choose_sizes(
+        settings, RankPlace(), total_bytes, remote=not source.root.startswith("file:")
+    )
+    chunks = _chunks(objects, sizes.chunk_bytes)
+    arena = Arena(sizes.chunk_bytes, min(sizes.slots, len(chunks)))
     stats = TransferStats()
     size_bytes = 0
-    policy = TransferPolicy.from_settings(settings)
+    policy = sizes.policy(settings)
     started_s, started_cpu_s = clock.monotonic_s(), clock.process_cpu_s()
     with contextlib.closing(arena), Fetcher(source, arena, policy, clock, stats) as fetcher:
         for filled in fetcher.fetch(chunks):
             size_bytes += len(filled.data)
             filled.release()
         wall_s = clock.monotonic_s() - started_s
-        cpu_s = clock.process_cpu_s() - started_cpu_s
+    # After the receivers have ended: only then their seconds count.
+    cpu_s = clock.process_cpu_s() - started_cpu_s
     return BenchResult(
         uri=source.root,
         objects=len(objects),
@@ -118,8 +122,8 @@ def measure(source: ObjectSource, settings: Settings, clock: Clock) -> BenchResu
         wall_s=wall_s,
         cpu_s=cpu_s,
         peak_staging_bytes=arena.peak_leased_bytes,
-        concurrency=settings.sizes.concurrency,
-        chunk_bytes=settings.sizes.chunk_bytes,
+        concurrency=sizes.concurrency,
+        chunk_bytes=sizes.chunk_bytes,
         transfer=stats.snapshot(),
     )
 

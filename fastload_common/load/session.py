@@ -27,18 +27,16 @@ from fastload_common.load.open_model import open_checkpoint
 from fastload_common.load.progress import make_progress
 from fastload_common.load.report import LoadReport
 from fastload_common.load.request import RankPlace, WeightSource
+from fastload_common.load.sizes import choose_sizes
 from fastload_common.load.verify import Verification
 from fastload_common.plan.records import Plan
 from fastload_common.source.composite import CompositeSource
 from fastload_common.source.registry import open_source
 from fastload_common.staging.arena import Arena
-from fastload_common.staging.memory_limit import staging_budget
 from fastload_common.trace.misfit import MISFIT_HINT, GeometryError, entry_fields
 from fastload_common.trace.recorder import Recorder
 from fastload_common.transfer.fetcher import Fetcher
-from fastload_common.transfer.policy import TransferPolicy
 from fastload_common.transfer.stats import TransferStats
-from fastload_common.units import format_size
 
 __all__ = ["LoadSession", "RankPlace", "WeightSource"]
 
@@ -199,30 +197,32 @@ class LoadSession:
             opened.append(source)
             self._checkpoints.append((weights, checkpoint))
         report.model_bytes = sum(entry.byte_range.size_bytes for _, entry in self._entries())
-        budget = staging_budget(settings, self._place.local_world_size)
-        self._batch_bytes = budget.bytes
-        slots = max(1, budget.bytes // settings.sizes.chunk_bytes)
-        arena = Arena(settings.sizes.chunk_bytes, slots)
+        sizes = choose_sizes(
+            settings,
+            self._place,
+            report.model_bytes,
+            remote=any(not source.root.startswith("file:") for source in opened),
+        )
+        self._batch_bytes = sizes.slots * sizes.chunk_bytes
+        arena = Arena(sizes.chunk_bytes, sizes.slots)
         self._stack.callback(arena.close)
         self._arena = arena
         fetcher = Fetcher(
             opened[0] if len(opened) == 1 else CompositeSource(opened),
             arena,
-            TransferPolicy.from_settings(settings),
+            sizes.policy(settings),
             self._clock,
             self._stats,
             started_s=self._started_s,
         )
         self._stack.callback(fetcher.close)
         self._executor = Executor(
-            self._verification.watch(fetcher.fetch, settings.sizes.chunk_bytes),
-            chunk_bytes=settings.sizes.chunk_bytes,
+            self._verification.watch(fetcher.fetch, sizes.chunk_bytes),
+            chunk_bytes=sizes.chunk_bytes,
             merge_gap_bytes=settings.merge_gap_bytes,
             report=report,
         )
-        logger.debug(
-            "staging: %s in %d slots (%s)", format_size(budget.bytes), slots, budget.reason
-        )
+        logger.debug("%s", sizes)
 
     def _entries(self) -> Iterator[tuple[str, TensorEntry]]:
         for weights, checkpoint in self._checkpoints:

@@ -16,10 +16,10 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from fastload_common.clock import Clock, SystemClock
 from fastload_common.errors import (
-    AccessDeniedError,
     RangeMismatchError,
     SourceError,
     SourceUnavailableError,
@@ -34,7 +34,9 @@ from fastload_common.source.http_message import (
     serialize_request,
 )
 from fastload_common.source.http_pace import Pace
-from fastload_common.source.http_socket import addresses, block_with_timeout
+from fastload_common.source.http_progress import Progress
+from fastload_common.source.http_socket import addresses, block_with_timeout, tcp_received_bytes
+from fastload_common.source.http_tunnel import check_tunnel, connect_request
 
 __all__ = ["HttpConnection"]
 
@@ -43,11 +45,11 @@ _HEAD_LIMIT_BYTES = 64 * 1024
 # First receive of a reply: a head fits, and little of the body is copied twice.
 _HEAD_WINDOW_BYTES = 4 * 1024
 _TRAILER_LIMIT = 100
-# A plain body comes in slices of about so many seconds; what has come is seen between two.
-_SLICE_S = 0.05
-_LEAST_SLICE_BYTES = 64 * 1024
-_FIRST_SLICE_BYTES = 128 * 1024
-_LARGEST_SLICE_BYTES = 1024 * 1024
+# Where the system does not count what comes over a connection.
+_SLICE_BYTES = 1024 * 1024
+# Of TLS, at most 16 KiB each: so many come before the time is looked at.
+_RECORDS = 32
+_SMALL_BYTES = 4 * 1024  # unless they trickle
 
 
 class HttpConnection:
@@ -83,13 +85,17 @@ class HttpConnection:
         self._window = bytearray(_HEAD_WINDOW_BYTES)
         self._start = 0
         self._end = 0
-        self._progress = _Progress()
-        self._slice_bytes = _FIRST_SLICE_BYTES
+        self._progress = Progress()
+        self._consumed_bytes = 0  # of what has come over this socket, TLS aside
 
     @property
     def received_bytes(self) -> int:
-        """How much of the present body is in the caller's memory. For any thread."""
-        return self._progress.received_bytes
+        """How much of the present body has come. For any thread.
+
+        A part of it may be in the system's buffers still: only a receipt or an error says what is
+        in the caller's memory.
+        """
+        return self._progress.so_far_bytes(self._socket, lambda: self._consumed_bytes)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -104,7 +110,7 @@ class HttpConnection:
         if self._endpoint.proxy is not None and not self._endpoint.tls:
             target = f"{self._endpoint}{target}"
         request = serialize_request("GET", target, headers)
-        self._progress = _Progress()
+        self._progress = Progress()
         with self._mapped():
             if self._reusable and self._is_idle():
                 try:
@@ -124,7 +130,7 @@ class HttpConnection:
             SourceUnavailableError: it ended early; ``received_bytes`` says how much is good.
             RangeMismatchError: it is longer.
         """
-        progress = self._progress = _Progress()
+        progress = self._progress = Progress()
         self._pace.expect(len(view))
         with self._mapped(progress):
             if head.chunked:
@@ -141,7 +147,7 @@ class HttpConnection:
         self._pace.expect(limit_bytes)
         if length is not None and length <= limit_bytes:
             data = bytearray(length)
-            progress = _Progress()
+            progress = Progress()
             try:
                 self._fill(memoryview(data), progress)
             except (OSError, SourceError):
@@ -150,7 +156,7 @@ class HttpConnection:
                 self._reusable = head.keep_alive
             return bytes(data[: progress.received_bytes])
         data = bytearray(limit_bytes)
-        progress = _Progress()
+        progress = Progress()
         with contextlib.suppress(OSError, SourceError):
             if head.chunked:
                 self._chunks_into(memoryview(data), progress)
@@ -182,6 +188,7 @@ class HttpConnection:
 
     def _connect(self) -> None:
         peer = self._endpoint.proxy or self._endpoint
+        self._consumed_bytes = 0
         last: OSError | None = None
         for family, kind, protocol, _, address in addresses(peer.host, peer.port):
             raw = socket.socket(family, kind, protocol)
@@ -219,28 +226,10 @@ class HttpConnection:
             raise ConnectionAbortedError
 
     def _tunnel(self, proxy: Proxy) -> None:
-        host = f"[{self._endpoint.host}]" if ":" in self._endpoint.host else self._endpoint.host
-        authority = f"{host}:{self._endpoint.port}"
-        headers = {"Host": authority}
-        if proxy.authorization is not None:
-            headers["Proxy-Authorization"] = proxy.authorization
-        head = self._exchange(serialize_request("CONNECT", authority, headers), new_connection=True)
+        request = connect_request(self._endpoint, proxy)
+        head = self._exchange(request, new_connection=True)
         self._start = self._end = 0
-        if head.status == 407:
-            raise AccessDeniedError(
-                "the proxy wants other credentials",
-                hint="set them in HTTPS_PROXY: http://user:password@host:port",
-                proxy=str(proxy),
-                endpoint=str(self._endpoint),
-            )
-        if not 200 <= head.status < 300:
-            raise SourceUnavailableError(
-                "the proxy refused to connect to the endpoint",
-                hint="add the endpoint to NO_PROXY if it can be reached directly",
-                proxy=str(proxy),
-                endpoint=str(self._endpoint),
-                status=head.status,
-            )
+        check_tunnel(head, self._endpoint, proxy)
 
     # Reading
 
@@ -301,6 +290,7 @@ class HttpConnection:
             count = self._live().recv_into(free)
         if count == 0:
             raise ConnectionResetError("the connection was closed")
+        self._consumed_bytes += count
         self._end += count
 
     def _take(self, view: memoryview) -> int:
@@ -310,30 +300,47 @@ class HttpConnection:
         self._start += count
         return count
 
-    def _fill(self, view: memoryview, progress: _Progress) -> None:
+    def _fill(self, view: memoryview, progress: Progress) -> None:
         position = self._take(view)
         progress.received_bytes += position
         live = self._live()
-        flags = 0 if self._endpoint.tls else socket.MSG_WAITALL
+        receive = self._receive_tls if self._endpoint.tls else self._receive_plain
         while position < len(view):
-            begun_s = self._pace.check()
-            wanted = min(len(view) - position, self._slice_bytes)
-            count = live.recv_into(view[position : position + wanted], 0, flags)
-            if count == 0:
+            position += receive(live, view[position:], progress)
+            if self._aborted and position < len(view):
+                raise ConnectionAbortedError
+
+    def _receive_plain(self, live: socket.socket, view: memoryview, progress: Progress) -> int:
+        """All of the view if it comes in time, by one call of the system."""
+        self._pace.check()
+        if tcp_received_bytes(live) >= self._consumed_bytes:
+            # What comes meanwhile is seen by the system's count of this connection.
+            progress.in_flight_bytes = len(view)
+        else:
+            view = view[:_SLICE_BYTES]
+        count = live.recv_into(view, 0, socket.MSG_WAITALL)
+        if count == 0:
+            raise ConnectionResetError("the connection was closed")
+        progress.in_flight_bytes = 0
+        self._consumed_bytes += count
+        progress.received_bytes += count
+        return count
+
+    def _receive_tls(self, live: socket.socket, view: memoryview, progress: Progress) -> int:
+        """Some records, each by one call."""
+        assert isinstance(live, ssl.SSLSocket)
+        self._pace.check()
+        position, end = 0, len(view)
+        for _ in range(_RECORDS):
+            # `read`, which `recv_into` calls, too; it takes no more than a record at a time.
+            count: Any = live.read(end - position, view[position:])
+            if not count:
                 raise ConnectionResetError("the connection was closed")
             position += count
             progress.received_bytes += count
-            if self._aborted and position < len(view):
-                raise ConnectionAbortedError
-            if flags:
-                self._adapt_slice(self._pace.elapsed_s(begun_s), count == wanted)
-
-    def _adapt_slice(self, took_s: float, is_full: bool) -> None:
-        """Few system calls on a fast connection, and progress to see on a slow one."""
-        if took_s > 2 * _SLICE_S or not is_full:
-            self._slice_bytes = max(_LEAST_SLICE_BYTES, self._slice_bytes // 2)
-        elif took_s < _SLICE_S / 2:
-            self._slice_bytes = min(_LARGEST_SLICE_BYTES, self._slice_bytes * 2)
+            if position == end or count < _SMALL_BYTES or self._aborted:
+                break
+        return position
 
     def _expect_end(self) -> None:
         if self._start == self._end and self._live().recv_into(bytearray(1)) == 0:
@@ -353,7 +360,7 @@ class HttpConnection:
                 self._start = self._end = 0
             self._receive_more()
 
-    def _chunks_into(self, view: memoryview, progress: _Progress) -> None:
+    def _chunks_into(self, view: memoryview, progress: Progress) -> None:
         position = 0
         while True:
             size_bytes = parse_chunk_size(self._line())
@@ -374,7 +381,7 @@ class HttpConnection:
     # Errors
 
     @contextlib.contextmanager
-    def _mapped(self, progress: _Progress | None = None) -> Iterator[None]:
+    def _mapped(self, progress: Progress | None = None) -> Iterator[None]:
         """Turn what goes wrong into our errors, and give the connection up."""
         try:
             yield
@@ -391,10 +398,3 @@ class HttpConnection:
             self.close()
             mapped.received_bytes = progress.received_bytes if progress else 0
             raise mapped from error
-
-
-class _Progress:
-    """How many body bytes are in the caller's buffer."""
-
-    def __init__(self) -> None:
-        self.received_bytes = 0

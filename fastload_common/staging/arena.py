@@ -157,6 +157,11 @@ class Arena:
             slot = self._hand_out(size_bytes)
         return self._reserved(slot)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing will ever be leased again."""
+        return self._closed
+
     def try_lease(self, size_bytes: int | None = None) -> Slot | None:
         """As `lease`, but None where it would wait."""
         size_bytes = self.slot_bytes if size_bytes is None else size_bytes

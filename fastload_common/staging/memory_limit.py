@@ -11,11 +11,16 @@ import posixpath
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from fastload_common.config import Settings
-from fastload_common.errors import OutOfBudgetError
 from fastload_common.units import KIB, format_size
 
-__all__ = ["MemoryBudget", "MemoryLimit", "read_kernel_file", "smallest_limit", "staging_budget"]
+__all__ = [
+    "MemoryBudget",
+    "MemoryLimit",
+    "ReadText",
+    "read_kernel_file",
+    "smallest_limit",
+    "staging_budget",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -25,8 +30,6 @@ ReadText = Callable[[str], str | None]
 _SHARE = 4
 # An explicit budget above this part of the limit is taken, with a warning.
 _WARN_SHARE = 2
-# Slots wait for the consumer while others are being filled.
-_SLACK = 1.25
 # v1 tells of ancestors that this container cannot see in a line of memory.stat.
 _FILES = {1: ("memory.limit_in_bytes", "memory.stat"), 2: ("memory.max", "memory.high")}
 # cgroup v1 says "no limit" with the largest multiple of a page in 63 bits.
@@ -59,43 +62,41 @@ def read_kernel_file(path: str) -> str | None:
 
 
 def staging_budget(
-    settings: Settings, local_world_size: int = 1, read_text: ReadText = read_kernel_file
+    memory_bytes: int | None,
+    *,
+    wanted_bytes: int,
+    local_rank: int = 0,
+    local_world_size: int = 1,
+    read_text: ReadText = read_kernel_file,
 ) -> MemoryBudget:
-    """The staging memory of this process.
+    """The memory of one rank for staging.
 
-    ``memory_bytes`` where it is set. Else the smaller of ``concurrency x chunk_bytes x 1.25``
-    and a quarter of the smallest memory limit divided by the ranks of this node.
+    Its share of ``memory_bytes`` where that is set. Else the smaller of ``wanted_bytes`` and a
+    quarter of the smallest memory limit divided by the ranks of this node.
 
     Args:
-        settings: concurrency, chunk_bytes, memory_bytes.
-        local_world_size: ranks on this node, which share the limit; at least 1.
+        memory_bytes: the node's budget, or None.
+        wanted_bytes: what this rank can make use of.
+        local_world_size: ranks on this node, which share the budget; at least 1.
         read_text: reads a kernel file (tests give a made-up tree).
-
-    Raises:
-        OutOfBudgetError: the limit leaves less than one chunk.
     """
     limit = smallest_limit(read_text)
-    if settings.memory_bytes is not None:
-        _warn_if_too_large(settings.memory_bytes, local_world_size, limit)
-        return MemoryBudget(settings.memory_bytes, "memory_bytes is set")
-    sizes = settings.sizes
-    wanted_bytes = int(sizes.concurrency * sizes.chunk_bytes * _SLACK)
-    wanted = f"{sizes.concurrency} requests x {format_size(sizes.chunk_bytes)} + {_SLACK - 1:.0%}"
+    if memory_bytes is not None:
+        _warn_if_too_large(memory_bytes, limit)
+        own_bytes = memory_bytes // local_world_size
+        own_bytes += local_rank < memory_bytes % local_world_size
+        reason = f"memory_bytes = {format_size(memory_bytes)}"
+        return MemoryBudget(own_bytes, f"{reason} / {local_world_size} local ranks")
     if limit is None:
-        return MemoryBudget(wanted_bytes, f"{wanted} (no memory limit found)")
+        return MemoryBudget(wanted_bytes, "what the requests need (no memory limit found)")
     share_bytes = limit.bytes // _SHARE // local_world_size
-    share = (
-        f"a quarter of {format_size(limit.bytes)} ({limit.origin}) / {local_world_size} local ranks"
-    )
     if wanted_bytes <= share_bytes:
-        return MemoryBudget(wanted_bytes, wanted)
-    if share_bytes < sizes.chunk_bytes:
-        raise OutOfBudgetError(
-            f"staging may take {share}, which is {format_size(share_bytes)}: less than one chunk "
-            f"of {format_size(sizes.chunk_bytes)}",
-            hint="lower FASTLOAD_CHUNK_BYTES, raise the memory limit, or set FASTLOAD_MEMORY_BYTES",
-        )
-    return MemoryBudget(share_bytes, share)
+        return MemoryBudget(wanted_bytes, "what the requests need")
+    return MemoryBudget(
+        share_bytes,
+        f"a quarter of {format_size(limit.bytes)} ({limit.origin}) / {local_world_size} local "
+        "ranks",
+    )
 
 
 def smallest_limit(read_text: ReadText = read_kernel_file) -> MemoryLimit | None:
@@ -111,16 +112,13 @@ def smallest_limit(read_text: ReadText = read_kernel_file) -> MemoryLimit | None
     return min(limits, key=lambda limit: limit.bytes, default=None)
 
 
-def _warn_if_too_large(memory_bytes: int, ranks: int, limit: MemoryLimit | None) -> None:
-    total_bytes = memory_bytes * ranks
-    if limit is None or total_bytes <= limit.bytes // _WARN_SHARE:
+def _warn_if_too_large(memory_bytes: int, limit: MemoryLimit | None) -> None:
+    if limit is None or memory_bytes <= limit.bytes // _WARN_SHARE:
         return
     _log.warning(
-        "FASTLOAD_MEMORY_BYTES: %s x %d local ranks = %s of staging memory, but the memory limit "
-        "is %s (%s); the kernel may kill this container while it loads",
+        "FASTLOAD_MEMORY_BYTES: %s of staging memory, but the memory limit is %s (%s); the kernel "
+        "may kill this container while it loads",
         format_size(memory_bytes),
-        ranks,
-        format_size(total_bytes),
         format_size(limit.bytes),
         limit.origin,
     )

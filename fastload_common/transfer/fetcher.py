@@ -1,7 +1,7 @@
 """Chunks in, filled staging slots out: the seam between the loader and the network.
 
-How the bytes are received stands behind `Fetcher.fetch` and nowhere else. At present threads
-of this process do it.
+How the bytes are received stands behind `Fetcher.fetch` and nowhere else: a thread decides
+(`pump`, `scheduler`), receiver processes or threads receive (`lanes`).
 
 Must not know: tensors, safetensors, ranks.
 """
@@ -18,9 +18,12 @@ from fastload_common.errors import OutOfBudgetError
 from fastload_common.plan.records import Chunk
 from fastload_common.source.base import OpensReceivers
 from fastload_common.transfer.policy import TransferPolicy
+from fastload_common.transfer.pump import Pump
+from fastload_common.transfer.routed_lanes import open_lanes
 from fastload_common.transfer.run import Filled, Run, Staging, StagingSlot
+from fastload_common.transfer.scheduler import Scheduler
 from fastload_common.transfer.stats import TransferStats
-from fastload_common.transfer.workers import Worker, WorkerPool
+from fastload_common.transfer.tuning import make_tuning
 
 __all__ = ["Fetcher", "Filled", "Staging", "StagingSlot"]
 
@@ -58,11 +61,14 @@ class Fetcher:
         self._limit_s = policy.deadline_s
         started_s = clock.monotonic_s() if started_s is None else started_s
         self._deadline_s = None if policy.deadline_s is None else started_s + policy.deadline_s
-        self._pool = WorkerPool(
-            lambda: Worker(source, arena, policy, clock, stats, random), arena, policy.concurrency
+        tuning = make_tuning(policy, clock, random)
+        self._pump = Pump(
+            lambda mailbox: open_lanes(source, arena, policy, mailbox, clock),
+            lambda lanes: Scheduler(lanes, arena, tuning, stats),
+            clock,
         )
         # Runs when the fetcher is collected, and at the interpreter's exit.
-        self._finalizer = weakref.finalize(self, self._pool.stop)
+        self._finalizer = weakref.finalize(self, self._pump.stop)
 
     def fetch(self, chunks: Iterable[Chunk]) -> Generator[Filled, None, None]:
         """Fetch all chunks; yields each as it arrives, not in the order given.
@@ -97,7 +103,7 @@ class Fetcher:
 
     def close(self) -> None:
         """End all requests, threads and connections. Safe to call twice."""
-        self._pool.close()
+        self._pump.close()
         self._finalizer.detach()
 
     def __enter__(self) -> Fetcher:
@@ -115,9 +121,9 @@ class Fetcher:
         if not chunks:
             return
         run = Run(chunks, self._clock, deadline_s=self._deadline_s, limit_s=self._limit_s)
-        self._pool.begin(run, len(chunks))
+        self._pump.begin(run)
         try:
             for _ in chunks:
                 yield run.next_filled()
         finally:
-            self._pool.finish(run)
+            self._pump.finish(run)

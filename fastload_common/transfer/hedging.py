@@ -100,8 +100,13 @@ class SlowPolicy:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> SlowPolicy:
+        """The rules of a process's settings."""
+        return cls.within(settings.read_timeout_s)
+
+    @classmethod
+    def within(cls, read_timeout_s: float) -> SlowPolicy:
         """The rules where sockets give up after ``read_timeout_s`` of silence: always sooner."""
-        plain, read_timeout_s = cls(), settings.read_timeout_s
+        plain = cls()
         most_kill_s = min(plain.most_kill_s, read_timeout_s / 2)
         return cls(
             unknown_late_s=min(plain.unknown_late_s, read_timeout_s / 4),

@@ -16,7 +16,10 @@ class TransferPolicy:
     """How ranges are fetched.
 
     Attributes:
-        concurrency: requests in flight.
+        concurrency: most requests in flight.
+        start_concurrency: requests in flight at the beginning; None: as many as ``concurrency``.
+        max_bytes_per_s: cap on the bytes asked for, of this process; None: no cap.
+        burst_bytes: what may be asked for at once under that cap.
         max_attempts: attempts for one chunk before its error ends the fetch. Attempts that
             brought at least ``progress_bytes`` do not count, so a chunk sees at most
             ``max_attempts + size / progress_bytes`` requests.
@@ -30,6 +33,7 @@ class TransferPolicy:
         retry_after_cap_s: a server's Retry-After is honoured up to this.
         progress_bytes: see ``max_attempts``. A link that resets often but moves data is no
             reason to fail.
+        hedging: whether slow requests are raced and ended; without it only the read timeout does.
     """
 
     concurrency: int
@@ -41,6 +45,10 @@ class TransferPolicy:
     backoff_cap_s: float = 20.0
     retry_after_cap_s: float = 60.0
     progress_bytes: int = 1 * MIB
+    hedging: bool = True
+    start_concurrency: int | None = None
+    max_bytes_per_s: float | None = None
+    burst_bytes: int = 16 * MIB
 
     @classmethod
     def from_settings(cls, settings: Settings) -> TransferPolicy:

@@ -208,7 +208,6 @@ class ProcessLanes:
                     f"the receiver process of this request is gone: {self._crew.why(member)}",
                     hint=self._crew.advice(member),
                 )
-                error.received_bytes = task.received_bytes
                 events.append(self._end(task, error))
             else:
                 task.detach()
@@ -225,9 +224,8 @@ class ProcessLanes:
             for attempt_id, received_bytes, first_byte_s in rows:
                 task = member.tasks.get(attempt_id)
                 if task is not None:
-                    task.received_bytes = min(received_bytes, task.attempt.byte_range.size_bytes)
-                    done = task.received_bytes
-                    events.append(Progress(attempt_id, at_s, done, first_byte_s))
+                    good_bytes = min(received_bytes, task.attempt.byte_range.size_bytes)
+                    events.append(Progress(attempt_id, at_s, good_bytes, first_byte_s))
         elif kind == "ready":
             member.process.is_ready = True
         elif kind == "crashed":

@@ -29,7 +29,6 @@ class Task:
         is_started: whether that was told.
         is_cancelled: whether it shall end.
         overdue_s: when a cancelled one must have ended.
-        received_bytes: good bytes, as far as was told.
     """
 
     attempt: Attempt
@@ -41,7 +40,6 @@ class Task:
     is_started: bool = False
     is_cancelled: bool = False
     overdue_s: float | None = None
-    received_bytes: int = 0
 
     def get(self, signed: SignedRead) -> Get:
         """The attempt as its receiver is told of it."""

@@ -1,7 +1,7 @@
-"""The state of one fetch, shared by its consumer and the workers. No I/O happens here.
+"""One fetch as its consumer sees it: what has arrived, what failed, how long it may take.
 
-Every chunk is given out once, in order. Each is then delivered, or counted in a failure.
-After `stop` nothing is delivered any more: what arrives late is released at once.
+Shared by the consumer's thread and the pump's. After `halt` nothing is delivered any more: what
+arrives late is released at once.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import contextlib
 import logging
 import queue
 import threading
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from fastload_common.clock import Clock
@@ -37,6 +36,9 @@ class StagingSlot(Protocol):
     @property
     def memory(self) -> memoryview: ...
 
+    @property
+    def position_bytes(self) -> int: ...
+
     def release(self) -> None: ...
 
 
@@ -46,11 +48,18 @@ class Staging(Protocol):
     @property
     def slot_bytes(self) -> int: ...
 
-    def lease(
-        self, stop: threading.Event | None = None, size_bytes: int | None = None
-    ) -> StagingSlot | None: ...
+    @property
+    def fd(self) -> int: ...
 
-    def wake(self) -> None: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    def populate(self, position_bytes: int, size_bytes: int) -> None: ...
+
+    def try_lease(self, size_bytes: int) -> StagingSlot | None: ...
 
 
 class Filled:
@@ -61,12 +70,13 @@ class Filled:
         data: exactly the chunk's bytes; valid until `release`.
     """
 
-    __slots__ = ("_slot", "chunk", "data")
+    __slots__ = ("_released", "_slot", "chunk", "data")
 
-    def __init__(self, chunk: Chunk, slot: StagingSlot) -> None:
+    def __init__(self, chunk: Chunk, slot: StagingSlot, released: Callable[[], None]) -> None:
         self.chunk = chunk
         self.data = slot.memory[: chunk.byte_range.size_bytes]
         self._slot = slot
+        self._released = released
 
     def release(self) -> None:
         """Give the memory back to the arena. Safe to call twice."""
@@ -74,6 +84,7 @@ class Filled:
         with contextlib.suppress(BufferError):
             self.data.release()
         self._slot.release()
+        self._released()
 
 
 class Run:
@@ -85,7 +96,10 @@ class Run:
         limit_s: the configured duration that led to it, for the message.
 
     Attributes:
-        largest_bytes: what any of the chunks fits into.
+        idle: set when no attempt of this run is left and all its memory is back, except what
+            the consumer holds.
+        in_flight: attempts that have not ended, for a message.
+        released: called whenever the consumer gives memory back.
     """
 
     def __init__(
@@ -96,58 +110,38 @@ class Run:
         deadline_s: float | None = None,
         limit_s: float | None = None,
     ) -> None:
-        self.stop = threading.Event()
+        self.chunks = chunks
+        self.size_bytes = sum(chunk.byte_range.size_bytes for chunk in chunks)
+        self.idle = threading.Event()
+        self.in_flight = 0
+        self.released: Callable[[], None] = _nothing
+        self._stop = threading.Event()
         self._clock = clock
         self._deadline_s = deadline_s
         self._limit_s = limit_s
-        self._chunk_count = len(chunks)
-        self.largest_bytes = max((chunk.byte_range.size_bytes for chunk in chunks), default=0)
-        self._size_bytes = sum(chunk.byte_range.size_bytes for chunk in chunks)
-        self._changed = threading.Condition()
-        self._pending = deque(chunks)
-        self._unreserved = len(chunks)
+        self._lock = threading.Lock()
         self._results: queue.SimpleQueue[Filled | None] = queue.SimpleQueue()
         self._failures: list[BaseException] = []
         self._last_fault: SourceError | None = None
-        self._active = 0
         self._delivered_count = 0
         self._delivered_bytes = 0
 
-    # Called by workers.
+    # Called by the pump.
 
-    def enter(self) -> bool:
-        """A worker begins to serve this run; False if there is nothing left to do."""
-        with self._changed:
-            if self.stop.is_set():
-                return False
-            self._active += 1
-            return True
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is wanted: it failed, or its consumer left."""
+        return self._stop.is_set()
 
-    def leave(self) -> None:
-        with self._changed:
-            self._active -= 1
-            self._changed.notify_all()
+    @property
+    def delivered_bytes(self) -> int:
+        return self._delivered_bytes
 
-    def reserve(self) -> bool:
-        """Speak for one chunk, before waiting for memory; False if none is left.
-
-        Memory first, then the chunk: so requests begin in the order given, and no worker
-        waits for memory that it would not need.
-        """
-        with self._changed:
-            if self.stop.is_set() or not self._unreserved:
-                return False
-            self._unreserved -= 1
-            return True
-
-    def take(self) -> Chunk:
-        """The next chunk; only after a `reserve`."""
-        with self._changed:
-            return self._pending.popleft()
-
-    def deliver(self, filled: Filled) -> None:
-        with self._changed:
-            if not self.stop.is_set():
+    def deliver(self, chunk: Chunk, slot: StagingSlot) -> None:
+        """Hand a complete chunk over, with its memory."""
+        filled = Filled(chunk, slot, self.released)
+        with self._lock:
+            if not self._stop.is_set():
                 self._delivered_count += 1
                 self._delivered_bytes += len(filled.data)
                 self._results.put(filled)
@@ -155,10 +149,10 @@ class Run:
         filled.release()
 
     def fail(self, error: BaseException) -> None:
-        """End the run with this error; consequences of the end itself are not recorded."""
-        with self._changed:
+        """End the run with this error; later ones become its notes."""
+        with self._lock:
             self._failures.append(error)
-            self.stop.set()
+            self._stop.set()
         self._results.put(None)
 
     def note_fault(self, error: SourceError) -> None:
@@ -173,8 +167,8 @@ class Run:
         fault = self._last_fault
         return DeadlineError(
             f"the load was not finished after {self._limit_s} s: {self._delivered_count} of "
-            f"{self._chunk_count} ranges ({format_size(self._delivered_bytes)} of "
-            f"{format_size(self._size_bytes)}) had arrived",
+            f"{len(self.chunks)} ranges ({format_size(self._delivered_bytes)} of "
+            f"{format_size(self.size_bytes)}) had arrived",
             hint="raise FASTLOAD_DEADLINE_S, or see why the store is slow",
             last_fault=None if fault is None else f"{type(fault).__name__}: {fault}",
         )
@@ -185,7 +179,7 @@ class Run:
         """The next chunk to arrive.
 
         Raises:
-            BaseException: the first failure of a worker.
+            BaseException: the first failure.
             DeadlineError: the deadline has passed while waiting.
         """
         if not self._failures:
@@ -197,7 +191,7 @@ class Run:
         raise self._failures[0]
 
     def attach_notes(self) -> None:
-        """Hang all further failures on the first one; only when no worker is left."""
+        """Hang all further failures on the first one; only when it is idle."""
         if not self._failures:
             return
         first, *others = self._failures
@@ -213,9 +207,9 @@ class Run:
         waited_s = 0.0
         while True:
             try:
-                return self._results.get(timeout=0 if self._is_late() else poll_s)
+                return self._results.get(timeout=0 if self.is_late() else poll_s)
             except queue.Empty:
-                if self._is_late():
+                if self.is_late():
                     self.fail(self.deadline_error())
                     return None
             waited_s += poll_s
@@ -224,39 +218,32 @@ class Run:
                 waited_s = 0.0
 
     def _warn_of_stall(self, waited_s: float) -> None:
-        with self._changed:
-            taken = self._chunk_count - len(self._pending)
-            in_flight = taken - self._delivered_count
-            waiting = self._chunk_count - self._unreserved - taken
+        with self._lock:
+            missing = len(self.chunks) - self._delivered_count
         _log.warning(
-            "no range has arrived for %.0f s: %d of %d ranges are there, %d in flight, %d wait "
-            "for staging memory%s",
+            "no range has arrived for %.0f s: %d of %d ranges are there, %d requests in flight%s",
             waited_s,
             self._delivered_count,
-            self._chunk_count,
-            in_flight,
-            waiting,
-            " (nothing is in flight: all of it is held by whoever places)" if not in_flight else "",
+            len(self.chunks),
+            self.in_flight,
+            f" ({missing} ranges wait for staging memory that whoever places holds)"
+            if not self.in_flight
+            else "",
         )
 
-    def _is_late(self) -> bool:
+    def is_late(self) -> bool:
         remaining_s = self.remaining_s()
         return remaining_s is not None and remaining_s <= 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether every chunk was delivered, so that no worker has anything left to do."""
-        return self._delivered_count == self._chunk_count
+        """Whether every chunk was delivered."""
+        return self._delivered_count == len(self.chunks)
 
     def halt(self) -> None:
-        """No more requests, no more deliveries."""
-        with self._changed:
-            self.stop.set()
-
-    def wait_idle(self, timeout_s: float) -> bool:
-        """Wait, in real time, until no worker serves this run; False if some still do."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._active == 0, timeout_s)
+        """No more deliveries."""
+        with self._lock:
+            self._stop.set()
 
     def release_undelivered(self) -> None:
         """Release what was delivered but not taken; only after `halt`."""
@@ -267,3 +254,7 @@ class Run:
                 return
             if filled is not None:
                 filled.release()
+
+
+def _nothing() -> None:
+    """What to do when memory is given back: nobody waits for it."""

@@ -58,6 +58,10 @@ class TransferStats:
         self._bytes_received = 0
         self._bytes_refetched = 0
         self._new_connections = 0
+        self._hedges = 0
+        self._hedges_won = 0
+        self._hedge_bytes_wasted = 0
+        self._kills = 0
         self._errors: Counter[str] = Counter()
         self._first_byte = LatencyHistogram()
         self._total = LatencyHistogram()
@@ -80,11 +84,28 @@ class TransferStats:
             self._count_bytes(received_bytes, is_retry)
             self._errors[kind] += 1
 
+    def hedged(self) -> None:
+        """A second request was sent for what a slow one had not brought."""
+        with self._lock:
+            self._hedges += 1
+
+    def hedge_ended(self, wasted_bytes: int, *, won: bool) -> None:
+        """A hedge is over; so many of its bytes had come by the other request too."""
+        with self._lock:
+            self._hedges_won += won
+            self._hedge_bytes_wasted += wasted_bytes
+
+    def killed(self) -> None:
+        """A slow request was ended, to be sent again."""
+        with self._lock:
+            self._kills += 1
+
     def snapshot(self) -> dict[str, Any]:
         """The numbers so far, ready for JSON.
 
         ``requests`` (retries included), ``retries``, ``bytes_received`` (good bytes),
-        ``bytes_refetched`` (those of them that a retry brought), ``new_connections``,
+        ``bytes_refetched`` (those of them that a retry or hedge brought), ``new_connections``,
+        ``hedges``, ``hedges_won``, ``hedge_bytes_wasted`` (received twice), ``kills``,
         ``first_byte_s`` and ``total_s`` (percentiles of successful requests), ``errors``
         (failed attempts by error type).
         """
@@ -95,6 +116,10 @@ class TransferStats:
                 "bytes_received": self._bytes_received,
                 "bytes_refetched": self._bytes_refetched,
                 "new_connections": self._new_connections,
+                "hedges": self._hedges,
+                "hedges_won": self._hedges_won,
+                "hedge_bytes_wasted": self._hedge_bytes_wasted,
+                "kills": self._kills,
                 "first_byte_s": self._first_byte.snapshot(),
                 "total_s": self._total.snapshot(),
                 "errors": dict(sorted(self._errors.items())),

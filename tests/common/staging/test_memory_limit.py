@@ -7,8 +7,6 @@ from collections.abc import Mapping
 
 import pytest
 
-from fastload_common.config import Settings
-from fastload_common.errors import OutOfBudgetError
 from fastload_common.staging.memory_limit import MemoryLimit, smallest_limit, staging_budget
 from fastload_common.units import GIB, MIB
 
@@ -128,7 +126,7 @@ def test_e06_smallest_limit(tree: dict[str, str], size_bytes: int) -> None:
 
 def test_no_kernel_files_means_no_limit() -> None:
     assert limit({}) is None
-    budget = staging_budget(Settings(), 1, lambda path: None)
+    budget = staging_budget(None, wanted_bytes=320 * MIB, read_text=lambda path: None)
     assert budget.bytes == 320 * MIB
     assert "no memory limit found" in budget.reason
 
@@ -143,29 +141,34 @@ def test_garbled_files_are_no_limit() -> None:
 
 
 def test_the_default_is_what_the_requests_need() -> None:
-    budget = staging_budget(Settings(concurrency=8, chunk_bytes=4 * MIB), 1, v2("/", {}).get)
+    budget = staging_budget(None, wanted_bytes=40 * MIB, read_text=v2("/", {}).get)
     assert budget.bytes == 40 * MIB
-    assert budget.reason == "8 requests x 4.0 MiB + 25%"
 
 
 def test_e06_a_small_limit_is_shared_by_the_ranks() -> None:
     tree = v2("/", {"/memory.max": f"{2 * GIB}\n"})
-    budget = staging_budget(Settings(), 8, tree.get)
+    budget = staging_budget(None, wanted_bytes=GIB, local_world_size=8, read_text=tree.get)
     assert budget.bytes == 2 * GIB // 4 // 8
     assert budget.reason == "a quarter of 2.0 GiB (/sys/fs/cgroup/memory.max) / 8 local ranks"
 
 
-def test_e06_less_than_one_chunk_is_refused_with_the_numbers() -> None:
-    tree = v2("/", {"/memory.max": f"{128 * MIB}\n"})
-    with pytest.raises(OutOfBudgetError, match=r"128\.0 MiB.*8 local ranks.*4\.0 MiB.*8\.0 MiB"):
-        staging_budget(Settings(), 8, tree.get)
-
-
-def test_e06_explicit_memory_wins(caplog: pytest.LogCaptureFixture) -> None:
+def test_e06_explicit_memory_is_the_nodes_and_is_divided_exactly(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     tree = v2("/", {"/memory.max": f"{2 * GIB}\n"})
     with caplog.at_level(logging.WARNING):
-        budget = staging_budget(Settings(memory_bytes=256 * MIB), 4, tree.get)
-    assert budget.bytes == 256 * MIB
+        shares = [
+            staging_budget(
+                256 * MIB + 1,
+                wanted_bytes=GIB,
+                local_rank=rank,
+                local_world_size=3,
+                read_text=tree.get,
+            ).bytes
+            for rank in range(3)
+        ]
+    assert sum(shares) == 256 * MIB + 1
+    assert max(shares) - min(shares) <= 1
     assert caplog.records == []
 
 
@@ -174,10 +177,10 @@ def test_e06_explicit_memory_that_is_too_large_warns_with_the_numbers(
 ) -> None:
     tree = v2("/", {"/memory.max": f"{2 * GIB}\n"})
     with caplog.at_level(logging.WARNING):
-        budget = staging_budget(Settings(memory_bytes=GIB), 4, tree.get)
+        budget = staging_budget(4 * GIB, wanted_bytes=1, local_world_size=4, read_text=tree.get)
     assert budget.bytes == GIB
     [record] = caplog.records
-    for number in ("1.0 GiB x 4", "= 4.0 GiB", "is 2.0 GiB", "/sys/fs/cgroup/memory.max"):
+    for number in ("4.0 GiB", "is 2.0 GiB", "/sys/fs/cgroup/memory.max"):
         assert number in record.getMessage()
 
 

@@ -183,15 +183,15 @@ def test_a_silence_is_told(
     thread = threading.Thread(target=lambda: held.append(next(running)))
     thread.start()
     expected = {
-        "in flight": "0 of 3 ranges are there, 2 in flight, 1 wait for staging memory",
-        "waiting": "2 of 3 ranges are there, 0 in flight, 1 wait for staging memory",
+        "in flight": "0 of 3 ranges are there, 2 requests in flight",
+        "waiting": "2 of 3 ranges are there, 0 requests in flight (1 ranges wait",
     }
-    # The first lines may come before the workers do.
+    # The first lines may come before the requests do.
     while expected[stuck] not in (message := said.get(timeout=10)):
         pass
     gate.set()
     if stuck == "waiting":
-        assert "held by whoever places" in message
+        assert "whoever places holds" in message
         held[0].release()
     thread.join(10)
     running.close()

@@ -25,6 +25,7 @@ POLICY = TransferPolicy(
     read_timeout_s=5,
     backoff_base_s=0.001,
     progress_bytes=100,
+    hedging=False,
 )
 
 MakeFetcher = Callable[..., "Bench"]

@@ -1,0 +1,165 @@
+"""How much of everything one load of one rank takes: memory, requests, bytes per second.
+
+What is set counts for the node and is divided among its ranks; what is not set is chosen from the
+model's size, the memory limit, the CPUs, the descriptors.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass
+
+from fastload_common.config import Settings
+from fastload_common.errors import OutOfBudgetError
+from fastload_common.load.request import RankPlace
+from fastload_common.staging.memory_limit import (
+    MemoryBudget,
+    ReadText,
+    read_kernel_file,
+    staging_budget,
+)
+from fastload_common.transfer.node_share import share_of
+from fastload_common.transfer.policy import TransferPolicy
+from fastload_common.transfer.receiver_process import process_count
+from fastload_common.transfer.sizing import (
+    Connections,
+    choose_chunk_bytes,
+    choose_concurrency,
+)
+from fastload_common.units import GIB, MIB, format_size
+
+__all__ = ["LoadSizes", "Machine", "choose_sizes"]
+
+# Of requests in flight there may be more than slots would allow if each consumer were slow.
+_SLACK = 1.25
+_LARGEST_CHUNK_BYTES = 16 * MIB
+# A receiver process: its interpreter, and a thread and a TLS state for each connection.
+_RECEIVER_BYTES = 12 * MIB
+# More in flight than this has never been of use to one process.
+_MOST_MEMORY_BYTES = 4 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What of the machine counts; tests make one up."""
+
+    cpu_count: int
+    descriptor_limit: int
+    read_text: ReadText = read_kernel_file
+
+    @classmethod
+    def here(cls) -> Machine:
+        """The machine as this process sees it: its CPU affinity, its limits."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        descriptors = 1 << 20 if soft == resource.RLIM_INFINITY else soft
+        return cls(len(os.sched_getaffinity(0)), descriptors)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSizes:
+    """What one rank may take.
+
+    Attributes:
+        memory_bytes: staging and receivers together.
+        chunk_bytes: of one staging slot, and of the largest request.
+        slots: staging slots.
+        start_concurrency, concurrency: requests in flight at first, and at most.
+        max_bytes_per_s: that may be asked for; None for no cap.
+        reason: of the memory, for the log.
+    """
+
+    memory_bytes: int
+    chunk_bytes: int
+    slots: int
+    start_concurrency: int
+    concurrency: int
+    max_bytes_per_s: int | None
+    reason: str
+
+    def policy(self, settings: Settings, *, hedging: bool = True) -> TransferPolicy:
+        """How a load of these sizes asks."""
+        return TransferPolicy(
+            concurrency=self.concurrency,
+            start_concurrency=self.start_concurrency,
+            max_attempts=settings.max_attempts,
+            connect_timeout_s=settings.connect_timeout_s,
+            read_timeout_s=settings.read_timeout_s,
+            deadline_s=settings.deadline_s,
+            max_bytes_per_s=self.max_bytes_per_s,
+            burst_bytes=self.chunk_bytes,
+            hedging=hedging,
+        )
+
+
+def choose_sizes(
+    settings: Settings,
+    place: RankPlace,
+    total_bytes: int,
+    *,
+    remote: bool = True,
+    machine: Machine | None = None,
+) -> LoadSizes:
+    """Choose for one rank.
+
+    Args:
+        total_bytes: of the weights that may have to be fetched.
+        remote: whether receiver processes will run, which take memory too.
+        machine: default: this one.
+
+    Raises:
+        OutOfBudgetError: the memory of this rank holds no chunk.
+    """
+    machine = machine or Machine.here()
+    rank, ranks = place.local_rank, place.local_world_size
+    wished = _connections(settings, place, total_bytes, machine, slots=1 << 20)
+    largest_bytes = settings.chunk_bytes or _LARGEST_CHUNK_BYTES
+    wanted_bytes = int(wished.maximum * largest_bytes * _SLACK)
+    budget = staging_budget(
+        settings.memory_bytes,
+        wanted_bytes=max(min(wanted_bytes, _MOST_MEMORY_BYTES), largest_bytes),
+        local_rank=rank,
+        local_world_size=ranks,
+        read_text=machine.read_text,
+    )
+    staging_bytes = budget.bytes
+    if remote:
+        overhead_bytes = process_count(wished.maximum, machine.cpu_count) * _RECEIVER_BYTES
+        # Where there is little memory, the receivers' own must not leave less than half of it.
+        staging_bytes = max(budget.bytes - overhead_bytes, budget.bytes // 2)
+    chunk_bytes = settings.chunk_bytes or choose_chunk_bytes(
+        total_bytes=max(total_bytes, 1),
+        memory_bytes=staging_bytes,
+        connections=min(wished.start, staging_bytes // MIB or 1),
+    )
+    slots = max(staging_bytes, min(chunk_bytes, budget.bytes)) // chunk_bytes
+    if slots < 1:
+        raise _too_small(budget, chunk_bytes)
+    connections = _connections(settings, place, total_bytes, machine, slots=slots)
+    cap = settings.max_bytes_per_s
+    own_cap = None if cap is None else share_of(cap, rank, ranks)
+    start, most = connections.start, connections.maximum
+    return LoadSizes(budget.bytes, chunk_bytes, slots, start, most, own_cap, budget.reason)
+
+
+def _too_small(budget: MemoryBudget, chunk_bytes: int) -> OutOfBudgetError:
+    return OutOfBudgetError(
+        f"staging may take {format_size(budget.bytes)} ({budget.reason}): less than one chunk of "
+        f"{format_size(chunk_bytes)}",
+        hint="lower FASTLOAD_CHUNK_BYTES, raise the memory limit, or set FASTLOAD_MEMORY_BYTES",
+    )
+
+
+def _connections(
+    settings: Settings, place: RankPlace, total_bytes: int, machine: Machine, *, slots: int
+) -> Connections:
+    if settings.concurrency is not None:
+        own = share_of(settings.concurrency, place.local_rank, place.local_world_size)
+        return Connections(own, own)
+    return choose_concurrency(
+        cpu_count=machine.cpu_count,
+        descriptor_limit=machine.descriptor_limit,
+        ranks=place.local_world_size,
+        slots=slots,
+        remaining_bytes=total_bytes,
+    )

@@ -1,0 +1,323 @@
+"""The scheduler's timelines: what is asked when, again, twice, or no more."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastload_common.errors import (
+    AccessDeniedError,
+    DeadlineError,
+    ObjectChangedError,
+    SourceUnavailableError,
+    StagingError,
+)
+from fastload_common.ranges import ByteRange
+from fastload_common.transfer.hedging import Verdict
+from fastload_common.transfer.policy import TransferPolicy
+from tests.common.transfer.scheduler_harness import Bench, chunk
+
+POLICY = TransferPolicy(2, 3, 5, 5, backoff_base_s=1.0, progress_bytes=1000)
+
+
+def ranges(bench: Bench) -> list[tuple[int, int]]:
+    return [(a.byte_range.start, a.byte_range.end) for a in bench.lanes.all]
+
+
+def test_requests_begin_in_order_with_a_backlog_and_no_more() -> None:
+    bench = Bench([chunk(k * 100, k * 100 + 100) for k in range(9)], policy=POLICY)
+    assert bench.lanes.limit == 2
+    # Two on the wire, one that waits for a connection.
+    assert ranges(bench) == [(0, 100), (100, 200), (200, 300)]
+    bench.at(1.0, bench.done(2))
+    assert ranges(bench)[3:] == [(300, 400)]
+    assert [filled.chunk for filled in bench.arrived()] == [chunk(100, 200)]
+
+
+def test_memory_bounds_what_is_asked_for_and_a_release_goes_on() -> None:
+    bench = Bench([chunk(0, 10), chunk(10, 20), chunk(20, 30)], slots=2, policy=POLICY)
+    assert len(bench.lanes.all) == 2
+    assert bench.scheduler.starving
+    bench.at(1.0, bench.done(1))
+    assert len(bench.lanes.all) == 2
+    (filled,) = bench.arrived()
+    filled.release()
+    bench.at(1.0)
+    assert ranges(bench)[2:] == [(20, 30)]
+    assert not bench.scheduler.starving
+
+
+def test_s16_only_the_missing_bytes_are_asked_again_after_the_back_off() -> None:
+    bench = Bench([chunk(0, 5000)], policy=POLICY)
+    bench.at(1.0, bench.failed(1, good_bytes=500))
+    assert bench.due_s == pytest.approx(0.5)  # half of the first second, full jitter
+    bench.at(1.4)
+    assert len(bench.lanes.all) == 1
+    bench.at(1.5)
+    assert ranges(bench)[1:] == [(500, 5000)]
+    assert bench.lanes.all[1].fresh
+    bench.at(2.0, bench.failed(2, good_bytes=4500))
+    assert len(bench.arrived()) == 1  # everything is there: nothing more is asked
+    assert bench.run.idle.is_set()
+
+
+def test_s15_back_off_doubles_and_heeds_the_store() -> None:
+    policy = TransferPolicy(4, 6, 5, 5, backoff_base_s=0.25)
+    bench = Bench([chunk(0, 1000)], policy=policy)
+    asked = [None, None, 7, None]
+    now_s, waits_s = 0.0, []
+    for number, retry_after_s in enumerate(asked, start=1):
+        error = SourceUnavailableError("busy", retry_after_s=retry_after_s)
+        bench.at(now_s, bench.failed(number, error=error))
+        waits_s.append(bench.due_s)
+        now_s += bench.due_s
+        bench.at(now_s)
+    assert waits_s == pytest.approx([0.125, 0.25, 7.5, 1.0])
+
+
+def test_s15_endless_throttling_ends_at_the_deadline_and_says_why() -> None:
+    policy = TransferPolicy(4, 100, 5, 5, backoff_base_s=0.25)
+    bench = Bench([chunk(0, 1000)], policy=policy, deadline_s=30.0)
+    now_s = 0.0
+    while not bench.run.is_over:
+        if bench.lanes.live:
+            (attempt_id,) = bench.lanes.live
+            error = SourceUnavailableError("SlowDown: please reduce your rate", status=503)
+            bench.at(now_s, bench.failed(attempt_id, error=error))
+        else:
+            now_s += bench.due_s
+            bench.at(now_s)
+    assert 10 < now_s <= 30
+    assert len(bench.lanes.all) < 15
+    with pytest.raises(DeadlineError, match=r"after 30\.0 s: 0 of 1 ranges.*SlowDown"):
+        bench.run.next_filled()
+
+
+def test_attempts_without_progress_end_the_run_with_their_number() -> None:
+    bench = Bench([chunk(0, 5000)], policy=POLICY)
+    for number, now_s in enumerate((1.0, 5.0, 9.0), start=1):
+        bench.at(now_s)
+        bench.at(now_s, bench.failed(number))
+    with pytest.raises(SourceUnavailableError) as caught:
+        bench.run.next_filled()
+    assert caught.value.fields["attempts"] == 3
+    assert "[0, 5000) of s3://bucket/object" in caught.value.__notes__[0]
+    assert bench.memory.leased == {}
+    assert bench.run.idle.is_set()
+
+
+def test_attempts_with_progress_do_not_count() -> None:
+    bench = Bench([chunk(0, 9000)], policy=POLICY)
+    for number in range(1, 9):
+        bench.at(number * 5.0)
+        bench.at(number * 5.0, bench.failed(number, good_bytes=1000))
+    bench.at(50.0)
+    bench.at(50.0, bench.done(9))
+    assert len(bench.arrived()) == 1
+
+
+@pytest.mark.parametrize("kind", [AccessDeniedError, ObjectChangedError])
+def test_a_permanent_error_ends_everything_at_once(kind: type[Exception]) -> None:
+    bench = Bench([chunk(0, 10), chunk(10, 20), chunk(20, 30)], policy=POLICY)
+    bench.at(1.0, bench.failed(2, error=kind("no")))
+    assert bench.lanes.cancelled == [1, 3]
+    assert not bench.run.idle.is_set()  # they may still write
+    assert len(bench.memory.leased) == 2
+    bench.at(1.1, bench.failed(1), bench.failed(3))
+    assert bench.run.idle.is_set()
+    assert bench.memory.leased == {}
+    with pytest.raises(kind, match="no"):
+        bench.run.next_filled()
+
+
+def test_an_error_that_is_not_ours_is_raised_as_it_is() -> None:
+    bench = Bench([chunk(0, 10)], policy=POLICY)
+    bench.at(1.0, bench.failed(1, error=ZeroDivisionError("a fault")))
+    with pytest.raises(ZeroDivisionError, match="a fault"):
+        bench.run.next_filled()
+
+
+def test_closed_memory_ends_the_run() -> None:
+    bench = Bench([chunk(0, 10), chunk(10, 20)], slots=1, policy=POLICY)
+    bench.memory.is_closed = True
+    bench.at(1.0)
+    bench.at(1.0, bench.done(1))
+    with pytest.raises(StagingError):
+        bench.run.next_filled()
+
+
+def test_the_deadline_ends_it_and_names_the_last_fault() -> None:
+    bench = Bench([chunk(0, 5000), chunk(5000, 6000)], policy=POLICY, deadline_s=10.0)
+    bench.at(1.0, bench.failed(1, error=SourceUnavailableError("SlowDown", status=503)))
+    bench.at(10.0)
+    assert set(bench.lanes.cancelled) >= {2}
+    with pytest.raises(DeadlineError, match=r"0 of 2 ranges.*SlowDown"):
+        bench.run.next_filled()
+
+
+def test_a_back_off_beyond_the_deadline_ends_it_at_once() -> None:
+    bench = Bench([chunk(0, 5000)], policy=POLICY, deadline_s=10.0)
+    bench.at(9.8, bench.failed(1, error=SourceUnavailableError("late", status=503)))
+    with pytest.raises(DeadlineError):
+        bench.run.next_filled()
+
+
+def test_throttling_lowers_the_number_of_requests() -> None:
+    policy = TransferPolicy(8, 5, 5, 5)
+    bench = Bench([chunk(k * 10, k * 10 + 10) for k in range(50)], slots=50, policy=policy)
+    assert bench.lanes.limit == 8
+    bench.at(1.0, bench.failed(1, error=SourceUnavailableError("SlowDown", status=503)))
+    assert bench.lanes.limit == 4
+
+
+# Hedges
+
+
+def hedged(bench: Bench, now_s: float) -> None:
+    """Let the judge ask for hedges once."""
+    bench.verdicts.always = Verdict.HEDGE
+    bench.at(now_s)
+    bench.verdicts.always = Verdict.WAIT
+
+
+def test_time_in_the_queue_is_not_judged() -> None:
+    bench = Bench([chunk(0, 5000)], policy=POLICY)
+    bench.at(100.0)
+    assert bench.verdicts.seen == []
+    bench.at(100.0, bench.started(1))
+    bench.at(101.0)
+    flight, idle = bench.verdicts.seen[-1]
+    assert (flight.started_s, flight.last_progress_s, idle) == (100.0, 100.0, True)
+
+
+def test_a_hedge_asks_for_what_is_missing_in_memory_of_its_own_and_wins() -> None:
+    bench = Bench([chunk(0, 5000)], policy=POLICY)
+    bench.at(1.0, bench.started(1), bench.progress(1, 2000))
+    hedged(bench, 2.0)
+    hedge = bench.lanes.all[1]
+    assert hedge.byte_range == ByteRange(2000, 5000)
+    assert hedge.urgent
+    assert hedge.position_bytes == bench.memory.slot_bytes  # the second slot
+    bench.at(3.0, bench.done(2))
+    # The loser may still write where the bytes must go.
+    assert bench.lanes.cancelled == [1]
+    assert bench.arrived() == []
+    bench.at(3.1, bench.failed(1, good_bytes=2500))
+    (filled,) = bench.arrived()
+    filled.release()
+    assert bench.memory.leased == {}
+    snapshot = bench.stats.snapshot()
+    assert (snapshot["hedges"], snapshot["hedges_won"]) == (1, 1)
+    assert snapshot["hedge_bytes_wasted"] == 500
+
+
+def test_a_primary_that_wins_delivers_at_once_and_the_hedge_is_closed() -> None:
+    bench = Bench([chunk(0, 5000)], policy=POLICY)
+    bench.at(1.0, bench.started(1))
+    hedged(bench, 2.0)
+    bench.at(3.0, bench.done(1))
+    (filled,) = bench.arrived()
+    filled.release()
+    assert bench.lanes.cancelled == [2]
+    assert len(bench.memory.leased) == 1
+    assert not bench.run.idle.is_set()
+    bench.at(3.1, bench.failed(2, good_bytes=100))
+    assert bench.memory.leased == {}
+    assert bench.run.idle.is_set()
+    assert bench.stats.snapshot()["hedges_won"] == 0
+
+
+def test_a_primary_that_fails_leaves_it_to_the_hedge() -> None:
+    bench = Bench([chunk(0, 5000)], policy=POLICY)
+    bench.at(1.0, bench.started(1), bench.progress(1, 1000))
+    hedged(bench, 2.0)
+    bench.at(3.0, bench.failed(1, good_bytes=1500))
+    bench.at(30.0)
+    assert len(bench.lanes.all) == 2  # nothing is asked a third time
+    bench.at(31.0, bench.done(2))
+    assert len(bench.arrived()) == 1
+    assert bench.run.idle.is_set()
+
+
+def test_what_a_failed_hedge_has_brought_is_not_asked_again() -> None:
+    bench = Bench([chunk(0, 5000)], policy=POLICY)
+    bench.at(1.0, bench.started(1), bench.progress(1, 1000))
+    hedged(bench, 2.0)
+    bench.at(3.0, bench.failed(1, good_bytes=1500))
+    bench.at(4.0, bench.failed(2, good_bytes=3000))
+    bench.at(9.0)
+    assert ranges(bench)[2:] == [(4000, 5000)]
+    bench.at(10.0, bench.done(3))
+    assert len(bench.arrived()) == 1
+
+
+def test_both_done_in_one_batch_count_once() -> None:
+    bench = Bench([chunk(0, 5000), chunk(5000, 6000)], policy=POLICY)
+    bench.at(1.0, bench.started(1))
+    hedged(bench, 2.0)
+    hedge_id = bench.lanes.all[-1].id
+    bench.at(3.0, bench.done(hedge_id), bench.done(1))
+    (filled,) = bench.arrived()
+    filled.release()
+    assert len(bench.memory.leased) == 1
+
+
+def test_a_killed_request_is_asked_again_at_once_on_a_new_connection() -> None:
+    bench = Bench([chunk(0, 5000)], policy=POLICY)
+    bench.at(1.0, bench.started(1), bench.progress(1, 2000))
+    bench.verdicts.always = Verdict.KILL
+    bench.at(6.0)
+    bench.verdicts.always = Verdict.WAIT
+    assert bench.lanes.cancelled == [1]
+    bench.at(6.1, bench.failed(1, good_bytes=2000))
+    assert ranges(bench)[1:] == [(2000, 5000)]
+    assert bench.lanes.all[1].fresh
+    assert bench.stats.snapshot()["kills"] == 1
+
+
+def test_a_store_that_always_stalls_ends_in_an_error_that_says_so() -> None:
+    bench = Bench([chunk(0, 5000)], policy=POLICY)
+    bench.verdicts.always = Verdict.KILL
+    now_s = 0.0
+    for number in (1, 2, 3):
+        now_s += 10.0
+        bench.at(now_s)
+        bench.at(now_s, bench.started(number))
+        bench.at(now_s + 5.0)
+        bench.at(now_s + 5.0, bench.failed(number))
+    with pytest.raises(SourceUnavailableError, match=r"no byte came for 5\.0 s"):
+        bench.run.next_filled()
+
+
+def test_without_memory_for_a_hedge_what_is_silent_is_killed() -> None:
+    bench = Bench([chunk(0, 5000)], slots=1, policy=POLICY)
+    bench.at(1.0, bench.started(1))
+    hedged(bench, 2.0)
+    assert bench.lanes.cancelled == [1]
+
+
+def test_a_consumer_that_leaves_during_a_race_gets_all_memory_back() -> None:
+    bench = Bench([chunk(0, 5000)], policy=POLICY)
+    bench.at(1.0, bench.started(1), bench.progress(1, 10))
+    hedged(bench, 2.0)
+    bench.at(3.0, bench.done(2))
+    bench.run.halt()
+    bench.at(3.1)
+    bench.at(3.2, bench.failed(1))
+    assert bench.memory.leased == {}
+    assert bench.run.idle.is_set()
+
+
+def test_what_ignores_its_end_is_left_behind_and_gives_its_memory_back_later() -> None:
+    bench = Bench([chunk(0, 5000)], policy=POLICY)
+    bench.run.halt()
+    bench.at(1.0)
+    from fastload_common.transfer.run import Run
+
+    second = Run([chunk(5000, 6000)], bench.clock)
+    bench.scheduler.begin(second)
+    bench.at(2.0)
+    bench.at(3.0, bench.done(2))
+    assert second.idle.is_set()
+    assert len(bench.memory.leased) == 2  # the first one's, and what the consumer holds
+    bench.at(4.0, bench.done(1))
+    assert len(bench.memory.leased) == 1
