@@ -4,7 +4,7 @@ Guarantees: one resolver for listing, HEAD, PUT and ranged GETs, since the GETs 
 itself would send them; clients are made when first needed, once per process, so that this object
 survives fork and may be pickled; a signature is made with the credentials of that moment.
 
-Knows botocore's public interface: sessions, clients, the ``before-send`` event, `S3SigV4Auth`.
+Knows botocore's public interface: sessions, clients, the ``before-send`` event.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from fastload_common.source.s3_credentials import check_sendable
 from fastload_common.source.s3_errors import S3Fault, is_expired_token
 from fastload_common.source.s3_process_state import ProcessState
 from fastload_common.source.s3_target import S3Target, SignedGet
+from fastload_common.source.sigv4 import signed_headers
 from fastload_common.source.tls import BUNDLE_HINT, verifying_context
 from fastload_common.source.uri import S3Location
 
@@ -129,9 +130,6 @@ class S3Session:
         Raises:
             SourceError, ConfigError: no credentials, or they could not be refreshed.
         """
-        from botocore.auth import S3SigV4Auth
-        from botocore.awsrequest import AWSRequest
-
         target = self.target()
         path = target.path(key)
         headers = {"Range": range_header(byte_range)}
@@ -139,9 +137,17 @@ class S3Session:
             headers["If-Match"] = if_match(object_id.etag)
         if not self._settings.anonymous:
             frozen = self._frozen(target)
-            request = AWSRequest("GET", f"{target.endpoint}{path}", headers=headers)
-            S3SigV4Auth(frozen, target.service, target.region).add_auth(request)
-            headers = {str(name): str(value) for name, value in request.headers.items()}
+            headers = signed_headers(
+                path,
+                target.endpoint.authority,
+                headers,
+                access_key=frozen.access_key,
+                secret_key=frozen.secret_key,
+                token=frozen.token,
+                region=target.region,
+                service=target.service,
+                wall_s=self.small_calls.clock.wall_s(),
+            )
         # Not signed, because proxies may change them.
         headers |= {
             "Host": target.endpoint.authority,

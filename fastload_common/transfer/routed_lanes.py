@@ -84,7 +84,8 @@ class RoutedLanes:
         by_processes: Callable[[int], Lanes],
         limit: int,
     ) -> None:
-        self._source = source
+        # Asked once: the check looks at every name of the protocol.
+        self._remote = source if isinstance(source, RemoteSource) else None
         self._make = {False: by_threads, True: by_processes}
         self._made: dict[bool, Lanes] = {}
         self._limit = limit
@@ -94,10 +95,8 @@ class RoutedLanes:
         """See `Lanes.start`."""
         if self._closed:
             raise RuntimeError("these lanes are closed")
-        source = self._source
-        is_remote = (
-            isinstance(source, RemoteSource) and source.remote_reads(attempt.object_id) is not None
-        )
+        remote = self._remote
+        is_remote = remote is not None and remote.remote_reads(attempt.object_id) is not None
         lanes = self._made.get(is_remote)
         if lanes is None:
             lanes = self._made[is_remote] = self._make[is_remote](self._limit)
@@ -121,9 +120,16 @@ class RoutedLanes:
             lanes.close()
 
 
+def _reads_of(source: OpensReceivers, object_id: ObjectId) -> RemoteReads | None:
+    try:
+        return source.remote_reads(object_id) if isinstance(source, RemoteSource) else None
+    except ValueError:
+        return None  # it is of no source: a receiver says so
+
+
 def _remote_reads(source: OpensReceivers) -> Callable[[ObjectId], RemoteReads]:
     def reads_of(object_id: ObjectId) -> RemoteReads:
-        reads = source.remote_reads(object_id) if isinstance(source, RemoteSource) else None
+        reads = _reads_of(source, object_id)
         if reads is None:
             raise ValueError(f"{object_id.uri} cannot be read by another process")
         return reads
