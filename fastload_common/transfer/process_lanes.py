@@ -301,8 +301,8 @@ class ProcessLanes:
 
     def _judge(self, task: Task, refusal: Refusal) -> None:
         """Decide what a refusal means; on a thread that may block."""
-        assert task.signed is not None
         try:
+            assert task.signed is not None
             error: BaseException | None = task.signed.judge(refusal, task.tried)
         except BaseException as failure:  # noqa: BLE001 -- it is the attempt's end
             error = failure
@@ -349,6 +349,7 @@ class ProcessLanes:
         attempt = task.attempt
         try:
             signed = task.reads.sign(attempt.object_id, attempt.byte_range)
+            message = task.get(signed).message()
         except BaseException as error:  # noqa: BLE001 -- it is the attempt's end
             with self._lock:
                 self._fail(task, error)
@@ -359,7 +360,7 @@ class ProcessLanes:
                 return
             task.signed = signed
             task.is_sent = True
-            task.member.process.outbox.add(task.get(signed).message())
+            task.member.process.outbox.add(message)
 
     def _watch(self) -> None:
         """Look after what should have happened by now."""

@@ -81,7 +81,8 @@ class Crew:
         for member, share in zip(self.members, shares(limit, len(self.members)), strict=True):
             if member.share != share:
                 member.share = share
-                member.process.outbox.add(["limit", share])
+                # One without a share gets nothing new, but ends what it has.
+                member.process.outbox.add(["limit", max(1, share)])
 
     def flush(self) -> None:
         """Send what is queued for the receivers."""

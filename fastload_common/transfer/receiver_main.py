@@ -7,6 +7,7 @@ once and without a word: everything it has belongs to the system or to the paren
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -35,7 +36,7 @@ def main(control_fd: int) -> NoReturn:
     Args:
         control_fd: one end of a socket pair; the parent has the other.
     """
-    with open("/proc/self/comm", "w", encoding="ascii") as comm:
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as comm:
         comm.write(_NAME)
     peer = socket.socket(fileno=control_fd)
     try:
@@ -118,9 +119,14 @@ class _Receiver:
             return
         self._changed.notify(free)
         while self._idle < free and self._threads < self._limit:
+            try:
+                threading.Thread(target=self._work, daemon=True).start()
+            except RuntimeError:
+                if not self._threads:
+                    raise
+                break  # a limit of the system: those that are there serve all
             self._threads += 1
             self._idle += 1
-            threading.Thread(target=self._work, daemon=True).start()
 
     def _cancel(self, attempt_id: int) -> None:
         for get in self._waiting:

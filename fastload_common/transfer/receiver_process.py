@@ -16,6 +16,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import fastload_common
 from fastload_common.config import environment
@@ -93,15 +94,21 @@ class ReceiverProcess:
     def __init__(self, setup: ReceiverSetup) -> None:
         self.is_ready = False
         self.crash = ""
-        self.peer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._stderr = tempfile.TemporaryFile(prefix="fastload-recv-")  # noqa: SIM115 -- kept
-        try:
-            self._process = _start(theirs, self._stderr.fileno())
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            theirs.close()
+        with contextlib.ExitStack() as undone:
+            try:
+                self.peer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+                undone.enter_context(self.peer)
+                with theirs:
+                    self._stderr = undone.enter_context(_memory_file())
+                    self._process = _start(theirs, self._stderr.fileno())
+            except OSError as error:
+                raise ConfigError(
+                    f"the receiver processes cannot be started: {sys.executable}: {error.strerror}",
+                    hint="it is this interpreter's own program (sys.executable); for want of "
+                    "resources raise the limits of processes and open files (ulimit -u, -n)",
+                    errno=error.errno,
+                ) from error
+            undone.pop_all()
         self.peer.setblocking(False)
         self.outbox = Outbox(self.peer)
         self._inbox = Inbox()
@@ -185,28 +192,28 @@ def _start(control: socket.socket, stderr_fd: int) -> subprocess.Popen[bytes]:
             "program (sys.executable is empty)",
             hint="run the engine by the python program, not embedded in another one",
         )
-    package = Path(fastload_common.__file__ or "").parent
+    package = Path(fastload_common.__file__ or "").absolute().parent
     fd = control.fileno()
     without_caches = ["-B"] if sys.dont_write_bytecode else []
     options = ["-I", "-S", *without_caches, "-c", _BOOTSTRAP, str(package.parent), str(fd)]
     environ = environment()
+    return subprocess.Popen(
+        [sys.executable, *options],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr_fd,
+        close_fds=True,
+        pass_fds=[fd],
+        # Not in the terminal's foreground, so that an interrupt does not reach it.
+        process_group=0,
+        cwd="/",
+        env={name: environ[name] for name in _PASSED_ON if name in environ},
+    )
+
+
+def _memory_file() -> IO[bytes]:
+    """A file for what a receiver that cannot talk yet has to say."""
     try:
-        return subprocess.Popen(
-            [sys.executable, *options],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=stderr_fd,
-            close_fds=True,
-            pass_fds=[fd],
-            # Not in the terminal's foreground, so that an interrupt does not reach it.
-            process_group=0,
-            cwd="/",
-            env={name: environ[name] for name in _PASSED_ON if name in environ},
-        )
-    except OSError as error:
-        raise ConfigError(
-            f"the receiver processes cannot be started: {sys.executable}: {error.strerror}",
-            hint="it is this interpreter's own program (sys.executable); for want of resources "
-            "raise the limit of processes (ulimit -u) or the memory",
-            errno=error.errno,
-        ) from error
+        return os.fdopen(os.memfd_create("fastload-recv-stderr"), "w+b")
+    except (AttributeError, OSError):
+        return tempfile.TemporaryFile(prefix="fastload-recv-")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -50,7 +51,8 @@ class Task:
             byte_range=attempt.byte_range,
             position_bytes=attempt.position_bytes,
             endpoint=signed.endpoint,
-            ca_file=signed.ca_file,
+            # The receiver is in another directory.
+            ca_file=signed.ca_file and os.path.abspath(signed.ca_file),
             path=signed.path,
             headers=signed.headers,
             fresh=attempt.fresh or "reply" in self.tried,
@@ -100,7 +102,8 @@ class Member:
         """How many more it may be given: a few wait there, so that no connection idles."""
         if not self.share or self.why_ended:
             return 0
-        return self.share + max(1, self.share // 4) - len(self.tasks)
+        waiting = max(min(2, self.share // 2), self.share // 4, 1)
+        return self.share + waiting - len(self.tasks)
 
 
 class Background:

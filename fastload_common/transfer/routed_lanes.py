@@ -95,8 +95,7 @@ class RoutedLanes:
         """See `Lanes.start`."""
         if self._closed:
             raise RuntimeError("these lanes are closed")
-        remote = self._remote
-        is_remote = remote is not None and remote.remote_reads(attempt.object_id) is not None
+        is_remote = _reads_of(self._remote, attempt.object_id) is not None
         lanes = self._made.get(is_remote)
         if lanes is None:
             lanes = self._made[is_remote] = self._make[is_remote](self._limit)
@@ -120,16 +119,18 @@ class RoutedLanes:
             lanes.close()
 
 
-def _reads_of(source: OpensReceivers, object_id: ObjectId) -> RemoteReads | None:
+def _reads_of(source: RemoteSource | None, object_id: ObjectId) -> RemoteReads | None:
     try:
-        return source.remote_reads(object_id) if isinstance(source, RemoteSource) else None
+        return source.remote_reads(object_id) if source is not None else None
     except ValueError:
         return None  # it is of no source: a receiver says so
 
 
 def _remote_reads(source: OpensReceivers) -> Callable[[ObjectId], RemoteReads]:
+    remote = source if isinstance(source, RemoteSource) else None
+
     def reads_of(object_id: ObjectId) -> RemoteReads:
-        reads = _reads_of(source, object_id)
+        reads = _reads_of(remote, object_id)
         if reads is None:
             raise ValueError(f"{object_id.uri} cannot be read by another process")
         return reads

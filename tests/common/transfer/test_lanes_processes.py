@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -178,7 +180,8 @@ def test_they_have_a_name_and_nothing_heavy_and_no_secret(
     files = [os.readlink(fd) for fd in (process / "fd").iterdir()]
     # Its control socket, one connection, the staging memory, and nothing else that is open here.
     assert len([name for name in files if name.startswith("socket:")]) == 2
-    assert len([name for name in files if "memfd:" in name]) == 1
+    memory = sorted(name.split()[0] for name in files if "memfd:" in name)
+    assert memory == ["/memfd:fastload-recv-stderr", "/memfd:fastload-staging"]
 
 
 def test_no_signature_is_shown(server: FaultServer, make: MakeLanes) -> None:
@@ -291,6 +294,54 @@ def test_a_limit_that_grows_gets_more_of_them(server: FaultServer, make: MakeLan
     bench.wait(lambda: len([e for e in bench.events if isinstance(e, Started)]) == 9)
     server.release.set()
     assert all(isinstance(bench.end_of(attempt_id), Failed) for attempt_id in ids)
+
+
+def test_a_limit_that_shrinks_strands_nothing(server: FaultServer, make: MakeLanes) -> None:
+    bench = make(connections=8)
+    server.script("GET", "bucket/m/key", [STALL] * 8)
+    running = [bench.start(key(server), 0, 60_000) for _ in range(8)]
+    bench.wait(lambda: len(server.seen("GET")) == 8)
+    # Some of these wait at each of the two receivers.
+    waiting = [bench.start(key(server), n, n + 10) for n in range(8)]
+    bench.lanes.set_limit(1)
+    server.release.set()
+    assert all(isinstance(bench.end_of(attempt_id), Failed) for attempt_id in running)
+    assert all(isinstance(bench.end_of(attempt_id), Done) for attempt_id in waiting)
+    bench.lanes.set_limit(8)
+    more = [bench.start(key(server), n, n + 10) for n in range(8)]
+    assert all(isinstance(bench.end_of(attempt_id), Done) for attempt_id in more)
+
+
+def test_the_authorities_file_may_be_relative(
+    server: FaultServer,
+    make: MakeLanes,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    authority = PrivateAuthority(tmp_path)
+    with FaultServer(authority.server_context("127.0.0.1")) as secure:
+        etag = secure.put("bucket", "m/key", DATA)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", secure.endpoint)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("AWS_CA_BUNDLE", authority.bundle.name)
+        bench = make()
+        object_id = ObjectId("s3://bucket/m/key", etag, SIZE)
+        assert isinstance(bench.end_of(bench.start(object_id, 0, 100)), Done)
+        bench.close()
+
+
+def test_descriptors_that_are_used_up_are_a_typed_error(
+    server: FaultServer, make: MakeLanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    bench = make()
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "socketpair", refuse)
+        error = bench.failure(bench.start(key(server), 0, 10)).error
+    assert isinstance(error, ConfigError)
+    assert "Too many open files" in str(error)
 
 
 def test_tls_with_a_private_authority(
