@@ -114,7 +114,10 @@ def choose_sizes(
     rank, ranks = place.local_rank, place.local_world_size
     wished = _connections(settings, place, total_bytes, machine, slots=1 << 20)
     largest_bytes = settings.chunk_bytes or _LARGEST_CHUNK_BYTES
-    wanted_bytes = int(wished.maximum * largest_bytes * _SLACK)
+    overhead_bytes = 0
+    if remote:
+        overhead_bytes = process_count(wished.maximum, machine.cpu_count) * _RECEIVER_BYTES
+    wanted_bytes = int(wished.maximum * largest_bytes * _SLACK) + overhead_bytes
     budget = staging_budget(
         settings.memory_bytes,
         wanted_bytes=max(min(wanted_bytes, _MOST_MEMORY_BYTES), largest_bytes),
@@ -122,11 +125,8 @@ def choose_sizes(
         local_world_size=ranks,
         read_text=machine.read_text,
     )
-    staging_bytes = budget.bytes
-    if remote:
-        overhead_bytes = process_count(wished.maximum, machine.cpu_count) * _RECEIVER_BYTES
-        # Where there is little memory, the receivers' own must not leave less than half of it.
-        staging_bytes = max(budget.bytes - overhead_bytes, budget.bytes // 2)
+    # Where there is little memory, the receivers' own must not leave less than half of it.
+    staging_bytes = max(budget.bytes - overhead_bytes, budget.bytes // 2)
     chunk_bytes = settings.chunk_bytes or choose_chunk_bytes(
         total_bytes=max(total_bytes, 1),
         memory_bytes=staging_bytes,

@@ -170,6 +170,8 @@ class S3Source:
                 receiver.close()
                 done_bytes += error.received_bytes
                 error.received_bytes = 0
+                if error.retryable and done_bytes == byte_range.size_bytes:
+                    return  # only the end of the reply was not as it should be
                 attempts.wait_or_raise(error)
             except BaseException:
                 receiver.close()

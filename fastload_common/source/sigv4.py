@@ -1,8 +1,8 @@
 """AWS Signature Version 4 for a GET without a query: what each ranged read carries.
 
 Credentials, region and service come from botocore; so do all other signatures. For this one request
-botocore's signer takes some 300 µs, which at 8 MiB a request was a tenth of all CPU time of a
-load; this takes less than 10. The tests compare both. Specification: "Authenticating Requests: Using the
+botocore's signer takes some 300 µs, which at 8 MiB a request was a tenth of all CPU time of a load;
+this takes less than 10. The tests compare both. Specification: "Authenticating Requests: Using the
 Authorization Header" of the S3 API reference.
 """
 

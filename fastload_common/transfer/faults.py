@@ -13,6 +13,8 @@ _BUSY_CODES = ("SlowDown", "ServiceUnavailable", "Throttling", "ThrottlingExcept
 
 def is_throttling(error: SourceError) -> bool:
     """Whether the store asks for fewer requests."""
+    if "proxy" in error.fields:
+        return False  # it never came to the store
     return error.fields.get("status") in _BUSY or error.fields.get("code") in _BUSY_CODES
 
 

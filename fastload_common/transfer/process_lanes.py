@@ -92,7 +92,10 @@ class ProcessLanes:
             if self._closed:
                 raise RuntimeError("these lanes are closed")
             self._tasks[attempt.id] = task
-            self._pending.append(task)
+            if attempt.urgent:
+                self._pending.appendleft(task)
+            else:
+                self._pending.append(task)
             self._work.notify()
         self._staff()
 
@@ -336,10 +339,11 @@ class ProcessLanes:
         """Attempts that may be handed over now; the caller holds the lock."""
         batch: list[Task] = []
         while self._pending and len(batch) < _BATCH:
-            member = self._crew.freest()
+            task = self._pending[0]
+            member = self._crew.choose(task.attempt.position_bytes)
             if member is None:
                 break
-            task = self._pending.popleft()
+            self._pending.popleft()
             task.member = member
             member.tasks[task.attempt.id] = task
             batch.append(task)

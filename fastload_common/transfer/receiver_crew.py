@@ -16,6 +16,7 @@ from fastload_common.transfer.receiver_process import (
     shares,
 )
 from fastload_common.transfer.receiver_tasks import Member
+from fastload_common.units import MIB
 
 __all__ = ["Crew"]
 
@@ -50,6 +51,7 @@ class Crew:
         self._deaths = 0
         self._false_starts = 0
         self._unreaped: list[Member] = []
+        self._homes: dict[int, Member] = {}  # by MiB of the memory
         # Ends them at the interpreter's exit, too, where nobody has closed the lanes.
         self._processes: list[ReceiverProcess] = []
         self._finalizer = weakref.finalize(self, _end_all, self._processes, os.getpid())
@@ -89,10 +91,21 @@ class Crew:
         for member in self.members:
             member.process.flush()
 
-    def freest(self) -> Member | None:
-        """The receiver that has the most room for its share; None if none has any."""
+    def choose(self, position_bytes: int) -> Member | None:
+        """The receiver for an attempt that writes there; None if none has room.
+
+        One with an idle connection that has written there before, since it has mapped those pages;
+        else the one that has the most room for its share.
+        """
+        place = position_bytes // MIB
+        known = self._homes.get(place)
+        if known is not None and len(known.tasks) < known.share and known in self.members:
+            return known
         free = [member for member in self.members if member.room > 0]
-        return min(free, key=lambda member: len(member.tasks) / member.share, default=None)
+        best = min(free, key=lambda member: len(member.tasks) / member.share, default=None)
+        if best is not None:
+            self._homes[place] = best
+        return best
 
     def lay_off(self, member: Member) -> bool:
         """A receiver has hung up: end it, and count that; whether it is gone."""

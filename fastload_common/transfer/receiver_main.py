@@ -105,7 +105,8 @@ class _Receiver:
         kind, value = message
         with self._changed:
             if kind == "get":
-                self._waiting.append(Get.from_message(value))
+                get = Get.from_message(value)
+                (self._waiting.appendleft if get.urgent else self._waiting.append)(get)
             elif kind == "limit":
                 self._limit = value
             elif kind == "cancel":

@@ -56,6 +56,7 @@ class Task:
             path=signed.path,
             headers=signed.headers,
             fresh=attempt.fresh or "reply" in self.tried,
+            urgent=attempt.urgent,
         )
 
     def detach(self) -> None:

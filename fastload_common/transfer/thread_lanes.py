@@ -74,7 +74,7 @@ class ThreadLanes:
         with self._lock:
             if self._closed:
                 raise RuntimeError("these lanes are closed")
-            self._queue.append(attempt)
+            (self._queue.appendleft if attempt.urgent else self._queue.append)(attempt)
             self._employ()
 
     def cancel(self, attempt_id: int) -> None:

@@ -119,6 +119,7 @@ class Get:
         position_bytes: where its bytes go in the staging memory.
         headers: signed; never shown, and dropped when the request has been made.
         fresh: must not use a kept connection.
+        urgent: goes before what waits.
     """
 
     id: int
@@ -130,6 +131,7 @@ class Get:
     path: str
     headers: Mapping[str, str] = field(repr=False)
     fresh: bool
+    urgent: bool
 
     def message(self) -> Message:
         end = self.endpoint
@@ -144,6 +146,7 @@ class Get:
             "path": self.path,
             "headers": dict(self.headers),
             "fresh": self.fresh,
+            "urgent": self.urgent,
         }
         return ["get", fields]
 
@@ -160,6 +163,7 @@ class Get:
             path=fields["path"],
             headers=fields["headers"],
             fresh=fields["fresh"],
+            urgent=fields["urgent"],
         )
 
 

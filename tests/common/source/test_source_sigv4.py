@@ -10,6 +10,7 @@ import pytest
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
+
 from fastload_common.source.http_message import Endpoint
 from fastload_common.source.s3_target import S3Target
 from fastload_common.source.sigv4 import signed_headers

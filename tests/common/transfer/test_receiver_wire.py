@@ -127,6 +127,7 @@ def test_a_get_arrives_as_it_was_and_shows_no_secret(endpoint: Endpoint) -> None
         path="/b/k%FF",
         headers={"Authorization": "the-signature"},
         fresh=True,
+        urgent=True,
     )
     kind, fields = json.loads(json.dumps(get.message()))
     assert kind == "get"
