@@ -11,6 +11,7 @@ import threading
 from typing import Any
 
 from fastload_common.config import environment
+from fastload_common.source.aws_credentials import CredentialChain
 
 __all__ = ["discard_session", "make_client", "shared_session"]
 
@@ -28,6 +29,8 @@ def shared_session() -> Any:
                 # botocore's data files do not depend on the environment, and take long to parse.
                 session.register_component("data_loader", other.get_component("data_loader"))
                 break
+            chain = session.get_component("credential_provider")
+            session.register_component("credential_provider", CredentialChain(chain))
             process.sessions[key] = session
         return process.sessions[key]
 

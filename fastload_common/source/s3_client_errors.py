@@ -16,7 +16,7 @@ from fastload_common.errors import (
     SourceError,
     SourceUnavailableError,
 )
-from fastload_common.source.s3_errors import S3Fault, fault_error, parse_fault
+from fastload_common.source.s3_errors import MESSAGE_LIMIT, S3Fault, fault_error, parse_fault
 
 __all__ = ["client_error", "fault_of"]
 
@@ -43,7 +43,7 @@ def fault_of(error: Exception) -> S3Fault | None:
         status=bare.status,
         # For replies without a body botocore puts the status here.
         code="" if code.isdecimal() else code,
-        message=str(said.get("Message", ""))[:200] if not code.isdecimal() else "",
+        message=str(said.get("Message", ""))[:MESSAGE_LIMIT] if not code.isdecimal() else "",
         request_id=metadata.get("RequestId") or bare.request_id,
         region=bare.region or said.get("Region"),
         retry_after_s=bare.retry_after_s,
@@ -93,6 +93,13 @@ def _credential_error(error: Exception, asked: str, facts: dict[str, Any]) -> Fa
             f"only a part of the credentials was found to {asked}",
             hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY together",
             **facts | {"missing": error.kwargs.get("cred_var")},
+        )
+    if isinstance(error, RuntimeError) and "still expired" in str(error):
+        return AccessDeniedError(
+            f"the session token has expired, and so have the credentials that replaced it: "
+            f"could not {asked}",
+            hint="see why whatever issues them gives old ones, and whether this clock is right",
+            **facts,
         )
     if isinstance(error, e.ProfileNotFound):
         profile = error.kwargs.get("profile")

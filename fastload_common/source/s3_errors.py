@@ -21,9 +21,10 @@ from fastload_common.errors import (
 )
 from fastload_common.source.http_message import ERROR_BODY_LIMIT_BYTES
 
-__all__ = ["S3Fault", "fault_error", "is_expired_token", "parse_fault"]
+__all__ = ["MESSAGE_LIMIT", "S3Fault", "fault_error", "is_expired_token", "parse_fault"]
 
-_MESSAGE_LIMIT = 200
+# The one that names a permission tells of a role and a resource before it.
+MESSAGE_LIMIT = 400
 
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}
 _DENIED = _EXPIRED | {
@@ -55,16 +56,23 @@ _PASSING = {
     "ThrottlingException",
     "TooManyRequests",
     "TooManyRequestsException",
+    "KMS.DependencyTimeoutException",
+    "KMS.InternalException",
+    "KMS.KMSInternalException",
+    "KMS.ThrottlingException",
 }
 _PASSING_STATUS = {408, 429, 500, 502, 503, 504}
 _REGION = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 _DENIED_HINTS = {
     "InvalidAccessKeyId": "the store does not know this access key: is it the right endpoint?",
-    "RequestTimeTooSkewed": "this machine's clock is wrong: set it (NTP)",
+    "RequestTimeTooSkewed": "clock skew: this machine's clock is wrong: set it (NTP)",
     "SignatureDoesNotMatch": "the secret key does not belong to the access key, or a proxy changes "
     "requests",
 }
+_KMS_HINT = (
+    "it is encrypted with a KMS key, which must be enabled and allow these credentials kms:Decrypt"
+)
 _TOKEN_HINT = "the session token has expired: get new credentials"
 _DENIED_HINT = "it needs s3:GetObject on the objects and s3:ListBucket on the bucket"
 
@@ -89,6 +97,11 @@ class S3Fault:
             or (self.status == 400 and self.region is not None)
         )
 
+    @property
+    def is_about_kms(self) -> bool:
+        """Whether the key that the object is encrypted with is the matter."""
+        return self.code.startswith("KMS.") or "kms:" in self.message
+
 
 def is_expired_token(code: str) -> bool:
     """Whether new credentials from the same provider may help."""
@@ -102,7 +115,7 @@ def parse_fault(status: int, headers: Mapping[str, str], body: bytes) -> S3Fault
     return S3Fault(
         status=status,
         code=_element(text, "Code") or "",
-        message=(_element(text, "Message") or "")[:_MESSAGE_LIMIT],
+        message=(_element(text, "Message") or "")[:MESSAGE_LIMIT],
         request_id=headers.get("x-amz-request-id") or _element(text, "RequestId"),
         # It becomes a part of a host name.
         region=region if region and _REGION.fullmatch(region) else None,
@@ -144,7 +157,8 @@ def fault_error(fault: S3Fault, asked: str, *, pinned: bool = False, **facts: An
             retry_after_s=fault.retry_after_s,
             **facts,
         )
-    return SourceError(f"the store refused to {asked}{said}", **facts)
+    hint = _KMS_HINT if fault.is_about_kms else ""
+    return SourceError(f"the store refused to {asked}{said}", hint=hint, **facts)
 
 
 def _elsewhere(fault: S3Fault, asked: str, facts: dict[str, Any]) -> SourceError:
@@ -175,6 +189,8 @@ def _denied(fault: S3Fault, asked: str, said: str, facts: dict[str, Any]) -> Acc
         hint = _TOKEN_HINT
     elif facts.get("credentials") == "anonymous":
         hint = "the bucket is not public: unset FASTLOAD_ANONYMOUS and give credentials"
+    elif fault.is_about_kms:
+        hint = _KMS_HINT
     else:
         hint = _DENIED_HINTS.get(fault.code, _DENIED_HINT)
     return AccessDeniedError(f"not allowed to {asked}{said}", hint=hint, **facts)

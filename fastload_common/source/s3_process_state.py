@@ -44,6 +44,21 @@ class ProcessState:
         self.region = region or self.region
         self.generation += 1
 
+    def can_sign_now(self, *, anonymous: bool) -> bool:
+        """Whether the endpoint is known and no key is to be renewed; never waits."""
+        if self.target is None or self.session is None or not self.lock.acquire(blocking=False):
+            return False
+        try:
+            if anonymous:
+                return True
+            credentials = self.session.get_credentials()
+            needs_refresh = getattr(credentials, "refresh_needed", None)
+            return credentials is not None and (needs_refresh is None or not needs_refresh())
+        except Exception:  # noqa: BLE001  (signing tells it)
+            return False
+        finally:
+            self.lock.release()
+
     def drop_client(self) -> None:
         """Have the next call make a client; the caller holds the lock."""
         client, self.client = self.client, None
@@ -78,15 +93,16 @@ class ProcessState:
             )
 
     def only_when_asked(self, request: Any, **_: Any) -> Any:
-        """botocore's ``before-send``: let only our own HeadBucket through, once.
+        """botocore's ``before-send``: let only our own HeadBucket through, and where it leads.
 
         botocore asks for a bucket's region by HeadBucket whenever a store sends it away without
         naming one, for ever if the answer is the same.
         """
         from botocore.awsrequest import AWSResponse
 
-        if getattr(self.local, "asks_region", False):
-            self.local.asks_region = False
+        left = getattr(self.local, "region_requests", 0)
+        if left:
+            self.local.region_requests = left - 1
             return None
         nothing: Any = {}
         return AWSResponse(request.url, 404, nothing, _Nothing())

@@ -32,7 +32,7 @@ from fastload_common.source.s3_client_errors import client_error, fault_of
 from fastload_common.source.s3_credentials import check_sendable
 from fastload_common.source.s3_errors import S3Fault, is_expired_token
 from fastload_common.source.s3_process_state import ProcessState
-from fastload_common.source.s3_target import S3Target, SignedGet
+from fastload_common.source.s3_target import S3Target, SignedGet, check_addressing
 from fastload_common.source.sigv4 import signed_headers
 from fastload_common.source.tls import BUNDLE_HINT, verifying_context
 from fastload_common.source.uri import S3Location
@@ -156,6 +156,10 @@ class S3Session:
         }
         return SignedGet(target, path, headers)
 
+    def can_sign_now(self) -> bool:
+        """Whether `sign_get` would ask nobody."""
+        return self._state().can_sign_now(anonymous=self._settings.anonymous)
+
     def tls(self) -> ssl.SSLContext | None:
         """The context for connections to the target, shared by all; None for plain HTTP."""
         target = self.target()
@@ -173,13 +177,13 @@ class S3Session:
         try:
             with state.lock:
                 client = self._client(state)
-            state.local.asks_region = True
+            state.local.region_requests = 2  # where we are, and where that sends us
             reply = client.head_bucket(Bucket=self._location.bucket)
         except Exception as error:  # noqa: BLE001  (the caller reports what sent us away)
             fault = fault_of(error)
             return fault.region if fault is not None else None
         finally:
-            state.local.asks_region = False
+            state.local.region_requests = 0
         found = reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
         return str(found) if found else None
 
@@ -295,6 +299,8 @@ class S3Session:
         host = url.hostname or ""
         port = url.port or (443 if tls else 80)
         virtual = host.startswith(f"{bucket.lower()}.")
+        if tls and not virtual:
+            check_addressing(client.meta.config.s3, bucket, uri=self._location.uri)
         authorization = request.headers.get("Authorization", b"")
         if isinstance(authorization, bytes):
             authorization = authorization.decode("latin-1")

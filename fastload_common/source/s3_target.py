@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import quote
 
+from fastload_common.errors import ConfigError
 from fastload_common.source.http_message import Endpoint
 
-__all__ = ["S3Target", "SignedGet"]
+__all__ = ["S3Target", "SignedGet", "check_addressing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +64,22 @@ class SignedGet:
     target: S3Target
     path: str
     headers: Mapping[str, str] = field(repr=False)
+
+
+def check_addressing(s3_config: Mapping[str, Any] | None, bucket: str, **facts: Any) -> None:
+    """Refuse a setting that cannot be followed, instead of overruling it in silence.
+
+    Args:
+        s3_config: the section ``s3`` of botocore's configuration.
+        bucket: one that is asked for in path style, over TLS.
+
+    Raises:
+        ConfigError: virtual-hosted style was set, and the bucket's name has a dot.
+    """
+    if "." in bucket and (s3_config or {}).get("addressing_style") == "virtual":
+        raise ConfigError(
+            f"addressing_style = virtual cannot be used over TLS for the bucket {bucket}, whose "
+            "name has a dot: a certificate's wildcard covers one label",
+            hint="set addressing_style = path (or auto) in the section s3 of the AWS profile",
+            **facts,
+        )
