@@ -33,9 +33,8 @@ from fastload_common.source.http_message import (
     parse_head,
     serialize_request,
 )
-from fastload_common.source.http_pace import Pace
-from fastload_common.source.http_progress import Progress
-from fastload_common.source.http_socket import addresses, block_with_timeout, tcp_received_bytes
+from fastload_common.source.http_pace import Pace, Progress
+from fastload_common.source.http_socket import addresses, block_with_timeout
 from fastload_common.source.http_tunnel import check_tunnel, connect_request
 
 __all__ = ["HttpConnection"]
@@ -45,8 +44,11 @@ _HEAD_LIMIT_BYTES = 64 * 1024
 # First receive of a reply: a head fits, and little of the body is copied twice.
 _HEAD_WINDOW_BYTES = 4 * 1024
 _TRAILER_LIMIT = 100
-# Where the system does not count what comes over a connection.
-_SLICE_BYTES = 1024 * 1024
+# A plain body comes in slices of about so many seconds.
+_SLICE_S = 0.025
+_LEAST_SLICE_BYTES = 64 * 1024
+_FIRST_SLICE_BYTES = 256 * 1024
+_LARGEST_SLICE_BYTES = 8 * 1024 * 1024
 # Of TLS, at most 16 KiB each: so many come before the time is looked at.
 _RECORDS = 32
 _SMALL_BYTES = 4 * 1024  # unless they trickle
@@ -86,16 +88,12 @@ class HttpConnection:
         self._start = 0
         self._end = 0
         self._progress = Progress()
-        self._consumed_bytes = 0  # of what has come over this socket, TLS aside
+        self._slice_bytes = _FIRST_SLICE_BYTES
 
     @property
     def received_bytes(self) -> int:
-        """How much of the present body has come. For any thread.
-
-        A part of it may be in the system's buffers still: only a receipt or an error says what is
-        in the caller's memory.
-        """
-        return self._progress.so_far_bytes(self._socket, lambda: self._consumed_bytes)
+        """How much of the present body is in the caller's memory. For any thread."""
+        return self._progress.received_bytes
 
     @property
     def endpoint(self) -> Endpoint:
@@ -188,7 +186,6 @@ class HttpConnection:
 
     def _connect(self) -> None:
         peer = self._endpoint.proxy or self._endpoint
-        self._consumed_bytes = 0
         last: OSError | None = None
         for family, kind, protocol, _, address in addresses(peer.host, peer.port):
             raw = socket.socket(family, kind, protocol)
@@ -290,7 +287,6 @@ class HttpConnection:
             count = self._live().recv_into(free)
         if count == 0:
             raise ConnectionResetError("the connection was closed")
-        self._consumed_bytes += count
         self._end += count
 
     def _take(self, view: memoryview) -> int:
@@ -311,19 +307,20 @@ class HttpConnection:
                 raise ConnectionAbortedError
 
     def _receive_plain(self, live: socket.socket, view: memoryview, progress: Progress) -> int:
-        """All of the view if it comes in time, by one call of the system."""
-        self._pace.check()
-        if tcp_received_bytes(live) >= self._consumed_bytes:
-            # What comes meanwhile is seen by the system's count of this connection.
-            progress.in_flight_bytes = len(view)
-        else:
-            view = view[:_SLICE_BYTES]
+        """A slice, by one call of the system, which waits for all of it."""
+        view = view[: self._slice_bytes]
+        begun_s = self._pace.check()
         count = live.recv_into(view, 0, socket.MSG_WAITALL)
         if count == 0:
             raise ConnectionResetError("the connection was closed")
-        progress.in_flight_bytes = 0
-        self._consumed_bytes += count
         progress.received_bytes += count
+        # Few calls on a fast connection: after each, everything else is to be had from memory
+        # anew. And on a slow one progress that can be seen.
+        took_s = self._pace.elapsed_s(begun_s)
+        if took_s > 2 * _SLICE_S:
+            self._slice_bytes = max(_LEAST_SLICE_BYTES, self._slice_bytes // 2)
+        elif took_s < _SLICE_S / 2 and count == self._slice_bytes:
+            self._slice_bytes = min(_LARGEST_SLICE_BYTES, self._slice_bytes * 2)
         return count
 
     def _receive_tls(self, live: socket.socket, view: memoryview, progress: Progress) -> int:

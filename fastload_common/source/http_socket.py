@@ -7,11 +7,7 @@ import socket
 import struct
 from typing import Any
 
-__all__ = ["addresses", "block_with_timeout", "tcp_received_bytes"]
-
-# Of the kernel's struct tcp_info: up to tcpi_bytes_received, which it has since Linux 4.1.
-_TCP_INFO_BYTES = 136
-_RECEIVED = struct.Struct("Q")
+__all__ = ["addresses", "block_with_timeout"]
 
 
 def addresses(host: str, port: int) -> list[Any]:
@@ -40,14 +36,3 @@ def block_with_timeout(connected: socket.socket, timeout_s: float) -> None:
     connected.settimeout(None)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
-
-
-def tcp_received_bytes(connected: socket.socket) -> int:
-    """How many bytes have come over this connection; -1 where the system does not say."""
-    try:
-        info = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-    except OSError:
-        return -1
-    if len(info) < _TCP_INFO_BYTES:
-        return -1
-    return int(_RECEIVED.unpack_from(info, _TCP_INFO_BYTES - _RECEIVED.size)[0])
