@@ -15,6 +15,8 @@ from fastload_common.source.aws_credentials import CredentialChain
 
 __all__ = ["discard_session", "make_client", "shared_session"]
 
+_STS_ATTEMPTS = 8
+
 
 def shared_session() -> Any:
     """This process's session for the present environment; made when first asked for."""
@@ -31,6 +33,9 @@ def shared_session() -> Any:
                 break
             chain = session.get_component("credential_provider")
             session.register_component("credential_provider", CredentialChain(chain))
+            if session.get_config_variable("max_attempts") is None:
+                # Of the calls to STS: many pods start at one moment, and it throttles them.
+                session.set_config_variable("max_attempts", _STS_ATTEMPTS)
             process.sessions[key] = session
         return process.sessions[key]
 

@@ -78,7 +78,9 @@ def _role_error(
         facts |= _web_identity()
     return AccessDeniedError(
         f"no credentials: {operation} failed{said}, so could not {asked}",
-        hint="check the role's trust policy and the token's audience",
+        hint="many ask STS at one moment: start fewer at once, or set AWS_MAX_ATTEMPTS higher"
+        if fault.code.startswith("Throttl")
+        else "check the role's trust policy and the token's audience",
         **facts,
     )
 

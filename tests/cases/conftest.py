@@ -10,6 +10,7 @@ import pytest
 from fastload_common.testing.certificates import PrivateAuthority
 from fastload_common.testing.rig import Rig
 from tests.cases.harness import MODEL, use
+from tests.cases.identity import IdentityService
 from tests.cases.proxy import TunnelProxy
 
 
@@ -60,3 +61,41 @@ def aws_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteConfig:
             monkeypatch.setenv(variable, str(file))
 
     return write
+
+
+@pytest.fixture
+def identity(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Iterator[IdentityService]:
+    """Issues the only keys that the rig takes; an instance's metadata would answer, too."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    rig.keys.clear()
+    with IdentityService(rig) as service:
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "false")
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.endpoint)
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", service.endpoint)
+        yield service
+
+
+@pytest.fixture
+def pod(identity: IdentityService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A pod with an identity of its own; the file of its token."""
+    token_file = tmp_path / "pod-token"
+    token_file.write_text("first-jwt\n")
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{identity.endpoint}/pod")
+    monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(token_file))
+    return token_file
+
+
+ROLE = "arn:aws:iam::123456789012:role/model-reader"
+
+
+@pytest.fixture
+def web_identity(
+    identity: IdentityService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Path:
+    """A pod with a role by web identity; the file of its token."""
+    token_file = tmp_path / "web-token"
+    token_file.write_text("web-jwt")
+    monkeypatch.setenv("AWS_ROLE_ARN", ROLE)
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(token_file))
+    return token_file
