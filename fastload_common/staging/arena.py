@@ -93,6 +93,7 @@ class Arena:
             )
         self.size_bytes = total_bytes
         self._fd: int | None
+        self._map: mmap.mmap | None
         self._fd, self._map = _map_memory(total_bytes)
         # Where the system may use large pages for shared memory; elsewhere it does nothing.
         with contextlib.suppress(OSError, ValueError):
@@ -179,6 +180,9 @@ class Arena:
             position_bytes: where in the arena's file; within a slot.
             size_bytes: how many bytes from there.
         """
+        memory = self._map
+        if memory is None:
+            raise ValueError("this arena is closed")
         index, offset_bytes = divmod(position_bytes, self._stride_bytes)
         done_bytes = self._populated_bytes.get(index, 0)
         end_bytes = -(-(offset_bytes + size_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -188,7 +192,7 @@ class Arena:
         # Without it (old kernel) the pages are mapped one fault at a time: slower, still right.
         with contextlib.suppress(OSError):
             for step in range(start, end, _POPULATE_STEP_BYTES):
-                self._map.madvise(_MADV_POPULATE_WRITE, step, min(_POPULATE_STEP_BYTES, end - step))
+                memory.madvise(_MADV_POPULATE_WRITE, step, min(_POPULATE_STEP_BYTES, end - step))
         self._populated_bytes[index] = end_bytes
 
     def wake(self) -> None:
@@ -269,9 +273,12 @@ class Arena:
             fd, self._fd = self._fd, None
             os.close(fd)
         self._view.release()
-        # A view that somebody still holds keeps the mapping; the last one to go unmaps it.
-        with contextlib.suppress(BufferError):
-            self._map.close()
+        # A view that somebody still holds keeps the mapping; the last one to go unmaps it, so
+        # nothing here may refer to it any more.
+        memory, self._map = self._map, None
+        if memory is not None:
+            with contextlib.suppress(BufferError):
+                memory.close()
 
 
 def _map_memory(size_bytes: int) -> tuple[int, mmap.mmap]:

@@ -142,5 +142,6 @@ class Background:
             try:
                 call()
             finally:
+                del call  # it holds an attempt, and with it staging memory
                 with self._lock:
                     self._outstanding -= 1

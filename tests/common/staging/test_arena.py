@@ -223,6 +223,19 @@ def test_close_while_a_view_is_out_keeps_the_view_alive() -> None:
     assert bytes(view) == b"z" * 10
 
 
+def test_a_view_that_goes_after_the_close_takes_the_memory_with_it() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    arena = Arena(SLOT_BYTES, 1)
+    slot = lease(arena)
+    view = slot.memory[10:20]
+    slot.release()
+    arena.close()
+    assert len(os.listdir("/proc/self/fd")) == before + 1  # the mapping has one of its own
+    del view
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert arena.is_closed
+
+
 def test_no_descriptor_is_left() -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
