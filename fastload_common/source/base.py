@@ -143,6 +143,14 @@ class RemoteReads(Protocol):
         """
         ...
 
+    def sign_now(self, object_id: ObjectId, byte_range: ByteRange) -> SignedRead | None:
+        """The same without blocking; None where that cannot be promised: then `sign` it.
+
+        Raises:
+            SourceError, ConfigError: as `sign`.
+        """
+        ...
+
 
 @runtime_checkable
 class RemoteSource(Protocol):

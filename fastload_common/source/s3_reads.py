@@ -34,6 +34,10 @@ class S3Reads:
         signed = self._session.sign_get(object_id, key, byte_range)
         return S3SignedRead(self._session, object_id, key, signed)
 
+    def sign_now(self, object_id: ObjectId, byte_range: ByteRange) -> S3SignedRead | None:
+        """See `RemoteReads.sign_now`."""
+        return self.sign(object_id, byte_range) if self._session.can_sign_now() else None
+
     def tls(self) -> ssl.SSLContext | None:
         """The context for connections of this process; None for plain HTTP."""
         return self._session.tls()

@@ -100,6 +100,10 @@ class Lanes(Protocol):
         """Queue an attempt. Does not block, raises nothing that an attempt can cause."""
         ...
 
+    def flush(self) -> None:
+        """Let what was queued begin; call it after one or more `start`, and after events."""
+        ...
+
     def cancel(self, attempt_id: int) -> None:
         """End an attempt soon, queued or running. Unknown or ended ones are ignored."""
         ...

@@ -8,7 +8,6 @@ that may block on the network (a signature, what follows a refusal) runs on the 
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import threading
 from collections import deque
@@ -17,7 +16,7 @@ from collections.abc import Callable
 from fastload_common.clock import Clock, SystemClock
 from fastload_common.errors import RangeMismatchError, SourceUnavailableError
 from fastload_common.ranges import ObjectId
-from fastload_common.source.base import Receipt, Refusal, RemoteReads
+from fastload_common.source.base import Receipt, Refusal, RemoteReads, SignedRead
 from fastload_common.source.second_chance import may_be_chance
 from fastload_common.transfer.lanes import Attempt, Done, Event, Failed, Progress, Started
 from fastload_common.transfer.mailbox import Mailbox
@@ -28,13 +27,10 @@ from fastload_common.transfer.wire import Message, error_from
 
 __all__ = ["ProcessLanes"]
 
-_log = logging.getLogger(__name__)
-
 # A cancelled request that has not ended by then is ended with its process.
 _CANCEL_PATIENCE_S = 1.0
-_START_PATIENCE_S = 30.0
 _WATCH_S = 0.1
-# So many are signed before they are sent, by one call of the system for each receiver.
+# So many are signed before they are sent.
 _BATCH = 8
 _JUDGES = 4
 
@@ -46,7 +42,6 @@ class ProcessLanes:
 
     Args:
         reads_of: what signs requests for an object.
-        setup: what receivers are told.
         mailbox: takes the events; the thread that waits in it owns these lanes.
         connections: the first limit, see `set_limit`.
         clock: for the times of events.
@@ -96,8 +91,31 @@ class ProcessLanes:
                 self._pending.appendleft(task)
             else:
                 self._pending.append(task)
-            self._work.notify()
         self._staff()
+
+    def flush(self) -> None:
+        """See `Lanes.flush`. What can be signed without waiting goes out now."""
+        touched: set[Member] = set()
+        with self._lock:
+            while self._pending:
+                task = self._pending[0]
+                member = self._crew.choose(task.attempt.position_bytes)
+                if member is None:
+                    break
+                attempt = task.attempt
+                try:
+                    signed = task.reads.sign_now(attempt.object_id, attempt.byte_range)
+                except BaseException as error:  # noqa: BLE001 -- it is the attempt's end
+                    self._fail(task, error)
+                    continue
+                if signed is None:
+                    self._work.notify()  # on the thread that may block
+                    break
+                self._pending.popleft()
+                self._assign(task, member)
+                self._send(task, signed)
+                touched.add(member)
+        self._flush(touched)
 
     def cancel(self, attempt_id: int) -> None:
         """See `Lanes.cancel`."""
@@ -112,7 +130,7 @@ class ProcessLanes:
                 self._fail(task, task.cancelled_error())
                 return
             member.process.outbox.add(["cancel", attempt_id])
-            task.overdue_s = self._now_s() + _CANCEL_PATIENCE_S
+            task.overdue_s = self._clock.monotonic_s() + _CANCEL_PATIENCE_S
             self._trouble.notify()
         member.process.flush()
 
@@ -150,9 +168,6 @@ class ProcessLanes:
         if os.getpid() != self._pid:
             raise RuntimeError("these lanes belong to the parent process: make new ones")
 
-    def _now_s(self) -> float:
-        return self._clock.monotonic_s()
-
     # Receivers, by the owner's thread
 
     def _staff(self) -> None:
@@ -185,8 +200,6 @@ class ProcessLanes:
         with self._lock:
             for message in messages:
                 self._take(member, message, events)
-            if self._pending:
-                self._work.notify()
         return events
 
     def _bury(self, member: Member) -> list[Event]:
@@ -281,7 +294,7 @@ class ProcessLanes:
     def _end(self, task: Task, error: BaseException) -> Failed:
         self._forget(task)
         is_ours = task.is_cancelled and getattr(error, "retryable", False)
-        return Failed(task.attempt.id, self._now_s(), task.explained(error), is_ours)
+        return Failed(task.attempt.id, self._clock.monotonic_s(), task.explained(error), is_ours)
 
     def _fail(self, task: Task, error: BaseException) -> None:
         """Tell of an attempt's end, from any thread, unless it has ended already."""
@@ -321,7 +334,7 @@ class ProcessLanes:
         """Hand attempts to receivers that have room, signed at that moment."""
         while True:
             with self._lock:
-                while not self._closed and not (batch := self._assign()):
+                while not self._closed and not (batch := self._take_batch()):
                     self._work.wait()
                 if self._closed:
                     return
@@ -330,41 +343,48 @@ class ProcessLanes:
             del task
             touched = {task.member for task in batch if task.member is not None}
             batch.clear()
-            for member in touched:
-                if not member.process.flush():
-                    with self._lock:
-                        self._trouble.notify()
+            self._flush(touched)
 
-    def _assign(self) -> list[Task]:
+    def _flush(self, members: set[Member]) -> None:
+        if [member for member in members if not member.process.flush()]:
+            with self._lock:
+                self._trouble.notify()
+
+    def _take_batch(self) -> list[Task]:
         """Attempts that may be handed over now; the caller holds the lock."""
         batch: list[Task] = []
         while self._pending and len(batch) < _BATCH:
-            task = self._pending[0]
-            member = self._crew.choose(task.attempt.position_bytes)
+            member = self._crew.choose(self._pending[0].attempt.position_bytes)
             if member is None:
                 break
-            self._pending.popleft()
-            task.member = member
-            member.tasks[task.attempt.id] = task
-            batch.append(task)
+            batch.append(self._pending.popleft())
+            self._assign(batch[-1], member)
         return batch
+
+    @staticmethod
+    def _assign(task: Task, member: Member) -> None:
+        task.member = member
+        member.tasks[task.attempt.id] = task
 
     def _hand_over(self, task: Task) -> None:
         attempt = task.attempt
         try:
             signed = task.reads.sign(attempt.object_id, attempt.byte_range)
-            message = task.get(signed).message()
         except BaseException as error:  # noqa: BLE001 -- it is the attempt's end
             with self._lock:
                 self._fail(task, error)
             return
         with self._lock:
             # Cancelled meanwhile, or its receiver is gone.
-            if task.member is None or self._tasks.get(attempt.id) is not task:
-                return
-            task.signed = signed
-            task.is_sent = True
-            task.member.process.outbox.add(message)
+            if task.member is not None and self._tasks.get(attempt.id) is task:
+                self._send(task, signed)
+
+    @staticmethod
+    def _send(task: Task, signed: SignedRead) -> None:
+        assert task.member is not None
+        task.signed = signed
+        task.is_sent = True
+        task.member.process.outbox.add(task.get(signed).message())
 
     def _watch(self) -> None:
         """Look after what should have happened by now."""
@@ -374,22 +394,7 @@ class ProcessLanes:
 
     def _look_after(self) -> bool:
         """Whether there is anything to look after; the caller holds the lock."""
-        now_s = self._now_s()
-        is_needed = False
-        for member in self._crew.members:
-            cancelled = [task.overdue_s for task in member.tasks.values() if task.overdue_s]
-            is_needed = is_needed or bool(cancelled) or not member.process.is_ready
-            if not member.process.outbox.is_empty:
-                is_needed = True
-                member.process.flush()
-            if not member.why_ended:
-                if any(now_s > overdue_s for overdue_s in cancelled):
-                    member.why_ended = "a request did not heed its abort"
-                elif not member.process.is_ready and now_s > member.started_s + _START_PATIENCE_S:
-                    member.why_ended = f"it did not start within {_START_PATIENCE_S:g} s"
-                if member.why_ended:
-                    _log.warning("a receiver process is ended: %s", member.why_ended)
-                    member.process.kill()
+        is_needed = self._crew.look_after(self._clock.monotonic_s())
         for member in self._crew.take_reaped():
             for event in self._settle(member):
                 self._mailbox.post(event)

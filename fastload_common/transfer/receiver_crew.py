@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 # Killed ones, such as for want of memory, are replaced so often; those that never began, once.
 _MOST_DEATHS = 8
 _MOST_FALSE_STARTS = 1
+_START_PATIENCE_S = 30.0
 _END_PATIENCE_S = 0.5
 _KILL_PATIENCE_S = 2.0
 
@@ -106,6 +107,25 @@ class Crew:
         if best is not None:
             self._homes[place] = best
         return best
+
+    def look_after(self, now_s: float) -> bool:
+        """End receivers that do not do what they were told; whether there is anything to watch."""
+        is_needed = False
+        for member in self.members:
+            cancelled = [task.overdue_s for task in member.tasks.values() if task.overdue_s]
+            is_needed = is_needed or bool(cancelled) or not member.process.is_ready
+            if not member.process.outbox.is_empty:
+                is_needed = True
+                member.process.flush()
+            if not member.why_ended:
+                if any(now_s > overdue_s for overdue_s in cancelled):
+                    member.why_ended = "a request did not heed its abort"
+                elif not member.process.is_ready and now_s > member.started_s + _START_PATIENCE_S:
+                    member.why_ended = f"it did not start within {_START_PATIENCE_S:g} s"
+                if member.why_ended:
+                    _log.warning("a receiver process is ended: %s", member.why_ended)
+                    member.process.kill()
+        return is_needed
 
     def lay_off(self, member: Member) -> bool:
         """A receiver has hung up: end it, and count that; whether it is gone."""

@@ -101,6 +101,11 @@ class RoutedLanes:
             lanes = self._made[is_remote] = self._make[is_remote](self._limit)
         lanes.start(attempt)
 
+    def flush(self) -> None:
+        """See `Lanes.flush`."""
+        for lanes in self._made.values():
+            lanes.flush()
+
     def cancel(self, attempt_id: int) -> None:
         """See `Lanes.cancel`."""
         for lanes in self._made.values():

@@ -104,6 +104,7 @@ class Scheduler:
             return math.inf
         self._judge_all(now_s)
         self._fill(run, now_s)
+        self._lanes.flush()
         self._tuning.ramp.busy(now_s, len(self._racers))
         self._settle()
         return self._next_s(now_s)

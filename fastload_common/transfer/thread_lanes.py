@@ -77,6 +77,9 @@ class ThreadLanes:
             (self._queue.appendleft if attempt.urgent else self._queue.append)(attempt)
             self._employ()
 
+    def flush(self) -> None:
+        """See `Lanes.flush`: they have begun already."""
+
     def cancel(self, attempt_id: int) -> None:
         """See `Lanes.cancel`."""
         self._require_own_process()

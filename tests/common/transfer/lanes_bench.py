@@ -76,6 +76,7 @@ class LanesBench:
         byte_range = ByteRange(start, end)
         position = slot.position_bytes
         self.lanes.start(Attempt(attempt_id, object_id, byte_range, slot.memory, position, fresh))
+        self.lanes.flush()
         return attempt_id
 
     def wait(self, is_there: Callable[[], object], what: str = "an event") -> None:
@@ -83,8 +84,25 @@ class LanesBench:
         end_s = time.monotonic() + PATIENCE_S
         while not is_there():
             if time.monotonic() > end_s:
-                raise AssertionError(f"waited too long for {what}; events: {self.events[-10:]}")
+                raise AssertionError(f"waited too long for {what}; {self.state()}")
             self.events += self.mailbox.wait(0.05)
+            self.lanes.flush()
+
+    def state(self) -> str:
+        """What the lanes have to do, for the message of a test that fails."""
+        lanes = self.lanes
+        if not isinstance(lanes, ProcessLanes):
+            return str(self.events[-10:])
+        tasks = {
+            number: (task.member and task.member.process.pid, task.is_sent, task.is_cancelled)
+            for number, task in lanes._tasks.items()
+        }
+        receivers = [
+            (m.process.pid, m.share, list(m.tasks), m.process.is_ready, m.why_ended)
+            for m in lanes._crew.members
+        ]
+        pending = [task.attempt.id for task in lanes._pending]
+        return f"tasks {tasks}, pending {pending}, receivers {receivers}, {self.events[-5:]}"
 
     def end_of(self, attempt_id: int) -> Done | Failed:
         """Wait for an attempt's end."""

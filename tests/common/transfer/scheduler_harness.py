@@ -98,6 +98,9 @@ class HandLanes:
         assert attempt_id not in self.cancelled, "cancelled twice"
         self.cancelled.append(attempt_id)
 
+    def flush(self) -> None:
+        pass
+
     def set_limit(self, connections: int) -> None:
         self.limit = connections
 
