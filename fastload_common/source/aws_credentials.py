@@ -75,6 +75,12 @@ class LastingCredentials:
         finally:
             self._lock.release()
 
+    def refresh_needed(self, refresh_in: float | None = None) -> bool:
+        """Whether asking for the keys may take as long as a renewal."""
+        if refresh_in is not None:
+            return bool(self._found.refresh_needed(refresh_in))
+        return self._frozen is None or self._clock.monotonic_s() >= self._renew_s
+
     @property
     def access_key(self) -> Any:
         return self.get_frozen_credentials().access_key

@@ -185,7 +185,7 @@ class ProcessLanes:
             self._mailbox.watch(member.process.peer, functools.partial(self._read, member))
         with self._lock:
             self._crew.share_out(self._limit)
-            if self._crew.broken is not None and not self._crew.members:
+            if self._crew.is_gone:
                 self._fail_pending()
             self._work.notify()
             self._trouble.notify()
@@ -325,7 +325,7 @@ class ProcessLanes:
         with self._lock:
             if error is not None:
                 self._fail(task, error)
-            elif self._crew.broken is not None and not self._crew.members:
+            elif self._crew.is_gone:
                 self._fail(task, self._crew.broken_error())
             else:
                 self._ask_again(task)

@@ -57,6 +57,11 @@ class Crew:
         self._processes: list[ReceiverProcess] = []
         self._finalizer = weakref.finalize(self, _end_all, self._processes, os.getpid())
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether there is no receiver, and will be none."""
+        return self.broken is not None and not self.members
+
     def lacks(self, limit: int) -> bool:
         """Whether `hire` would hire any."""
         return self.broken is None and len(self.members) < process_count(limit, self._cpu_count)
