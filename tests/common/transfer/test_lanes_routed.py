@@ -62,6 +62,7 @@ class Owner:
             )
         ended: list[Event] = []
         while len(ended) < len(slots):
+            self.lanes.flush()
             ended += [e for e in self.mailbox.wait(5) if isinstance(e, Done | Failed)]
         assert all(isinstance(event, Done) for event in ended), ended
         found = [bytes(slot.memory) for slot in slots.values()]

@@ -34,6 +34,7 @@ lanes = open_lanes(source, arena, TransferPolicy(2, 3, 5, 20), mailbox)
 slot = arena.lease()
 lanes.start(Attempt(1, ObjectId("s3://bucket/m/key", None, 100_000), ByteRange(0, 100_000),
                     slot.memory, slot.position_bytes))
+lanes.flush()
 while not any(isinstance(event, Progress) for event in mailbox.wait(1)):
     pass
 how = sys.argv[1]
