@@ -323,10 +323,10 @@ class ProcessLanes:
         except BaseException as failure:  # noqa: BLE001 -- it is the attempt's end
             error = failure
         with self._lock:
+            if error is None and self._crew.is_gone:
+                error = self._crew.broken_error()
             if error is not None:
                 self._fail(task, error)
-            elif self._crew.is_gone:
-                self._fail(task, self._crew.broken_error())
             else:
                 self._ask_again(task)
 

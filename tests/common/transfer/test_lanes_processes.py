@@ -24,7 +24,6 @@ from fastload_common.source.s3 import S3Source
 from fastload_common.source.uri import s3_location
 from fastload_common.testing.certificates import PrivateAuthority
 from fastload_common.testing.fault_server import Fault, FaultServer
-from fastload_common.transfer import receiver_process
 from fastload_common.transfer.lanes import Done, Failed, Started
 from tests.common.transfer.lanes_bench import LanesBench, content, receiver_pids, until
 
@@ -378,14 +377,6 @@ def test_tls_with_a_private_authority(
         error = stranger.failure(stranger.start(object_id, 0, 10)).error
         assert type(error) is SourceError
         assert "certificate verify failed" in str(error)
-
-
-def test_how_many_there_are() -> None:
-    count = receiver_process.process_count
-    assert [count(n, 2) for n in (1, 4, 5, 8, 32, 33, 64, 1000)] == [1, 1, 2, 2, 2, 3, 4, 4]
-    assert [count(n, 16) for n in (4, 32, 256, 4096)] == [1, 2, 16, 32]
-    assert receiver_process.shares(7, 3) == [3, 2, 2]
-    assert receiver_process.shares(1, 2) == [1, 0]
 
 
 def test_nothing_is_left_of_many(server: FaultServer, make: MakeLanes) -> None:
