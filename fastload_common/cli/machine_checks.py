@@ -81,10 +81,10 @@ def check_memory(settings: Settings) -> Iterator[Check]:
     if limit is not None and sizes.memory_bytes > limit.bytes // 2:
         remedy = "lower FASTLOAD_MEMORY_BYTES below half of the limit"
         yield Check("staging memory", "warn", found, remedy)
-    elif sizes.slots < sizes.concurrency:
+    elif settings.concurrency is not None and sizes.concurrency < settings.concurrency:
         remedy = (
-            f"only {sizes.slots} of {sizes.concurrency} requests can be in flight: raise the "
-            "memory limit, or lower FASTLOAD_CHUNK_BYTES"
+            f"only {sizes.concurrency} of {settings.concurrency} requests can be in flight: raise "
+            "the memory limit, or lower FASTLOAD_CHUNK_BYTES"
         )
         yield Check("staging memory", "warn", found, remedy)
     else:

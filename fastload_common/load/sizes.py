@@ -27,15 +27,16 @@ from fastload_common.transfer.sizing import (
     choose_chunk_bytes,
     choose_concurrency,
 )
-from fastload_common.units import GIB, MIB, format_size
+from fastload_common.units import GIB, KIB, MIB, format_size
 
 __all__ = ["LoadSizes", "Machine", "choose_sizes"]
 
 # Of requests in flight there may be more than slots would allow if each consumer were slow.
 _SLACK = 1.25
 _LARGEST_CHUNK_BYTES = 16 * MIB
-# A receiver process: its interpreter, and a thread and a TLS state for each connection.
+# A receiver process has an interpreter, and for each connection a thread and a TLS state.
 _RECEIVER_BYTES = 12 * MIB
+_CONNECTION_BYTES = 64 * KIB
 # More in flight than this has never been of use to one process.
 _MOST_MEMORY_BYTES = 4 * GIB
 
@@ -112,12 +113,10 @@ def choose_sizes(
     """
     machine = machine or Machine.here()
     rank, ranks = place.local_rank, place.local_world_size
-    wished = _connections(settings, place, total_bytes, machine, slots=1 << 20)
+    wished = _connections(settings, place, total_bytes, machine)
     largest_bytes = settings.chunk_bytes or _LARGEST_CHUNK_BYTES
-    overhead_bytes = 0
-    if remote:
-        overhead_bytes = process_count(wished.maximum, machine.cpu_count) * _RECEIVER_BYTES
-    wanted_bytes = int(wished.maximum * largest_bytes * _SLACK) + overhead_bytes
+    wanted_bytes = int(wished.maximum * largest_bytes * _SLACK)
+    wanted_bytes += _receivers_bytes(wished.maximum, machine) if remote else 0
     budget = staging_budget(
         settings.memory_bytes,
         wanted_bytes=max(min(wanted_bytes, _MOST_MEMORY_BYTES), largest_bytes),
@@ -125,8 +124,12 @@ def choose_sizes(
         local_world_size=ranks,
         read_text=machine.read_text,
     )
-    # Where there is little memory, the receivers' own must not leave less than half of it.
-    staging_bytes = max(budget.bytes - overhead_bytes, budget.bytes // 2)
+    most, staging_bytes = wished.maximum, budget.bytes
+    if remote:
+        # Where there is little memory there are fewer connections, so that at least half is left.
+        while most > 1 and _receivers_bytes(most, machine) > budget.bytes // 2:
+            most = most * 3 // 4
+        staging_bytes -= min(_receivers_bytes(most, machine), budget.bytes // 2)
     chunk_bytes = settings.chunk_bytes or choose_chunk_bytes(
         total_bytes=max(total_bytes, 1),
         memory_bytes=staging_bytes,
@@ -135,11 +138,17 @@ def choose_sizes(
     slots = max(staging_bytes, min(chunk_bytes, budget.bytes)) // chunk_bytes
     if slots < 1:
         raise _too_small(budget, chunk_bytes)
-    connections = _connections(settings, place, total_bytes, machine, slots=slots)
+    most = min(most, slots)
+    start = min(wished.start, most)
     cap = settings.max_bytes_per_s
     own_cap = None if cap is None else share_of(cap, rank, ranks)
-    start, most = connections.start, connections.maximum
     return LoadSizes(budget.bytes, chunk_bytes, slots, start, most, own_cap, budget.reason)
+
+
+def _receivers_bytes(connections: int, machine: Machine) -> int:
+    """What receiver processes for so many connections take themselves."""
+    count = process_count(connections, machine.cpu_count)
+    return count * _RECEIVER_BYTES + connections * _CONNECTION_BYTES
 
 
 def _too_small(budget: MemoryBudget, chunk_bytes: int) -> OutOfBudgetError:
@@ -151,8 +160,9 @@ def _too_small(budget: MemoryBudget, chunk_bytes: int) -> OutOfBudgetError:
 
 
 def _connections(
-    settings: Settings, place: RankPlace, total_bytes: int, machine: Machine, *, slots: int
+    settings: Settings, place: RankPlace, total_bytes: int, machine: Machine
 ) -> Connections:
+    """Requests in flight, were there memory for all of them."""
     if settings.concurrency is not None:
         own = share_of(settings.concurrency, place.local_rank, place.local_world_size)
         return Connections(own, own)
@@ -160,6 +170,6 @@ def _connections(
         cpu_count=machine.cpu_count,
         descriptor_limit=machine.descriptor_limit,
         ranks=place.local_world_size,
-        slots=slots,
+        slots=1 << 20,
         remaining_bytes=total_bytes,
     )

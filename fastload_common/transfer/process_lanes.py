@@ -124,8 +124,7 @@ class ProcessLanes:
             task = self._tasks.get(attempt_id)
             if task is None or task.is_cancelled:
                 return
-            task.is_cancelled = True
-            member = task.member
+            task.is_cancelled, member = True, task.member
             if member is None or not task.is_sent:
                 self._fail(task, task.cancelled_error())
                 return
@@ -260,13 +259,13 @@ class ProcessLanes:
         elif kind == "done":
             size_bytes, first_byte_s, total_s, new_connection = rest
             asked = task.attempt.byte_range
-            if size_bytes != asked.size_bytes:
+            if size_bytes == asked.size_bytes:
+                self._forget(task)
+                receipt = Receipt(size_bytes, first_byte_s, total_s, new_connection)
+                events.append(Done(attempt_id, at_s, receipt))
+            else:
                 what = f"asked for {asked}, the receiver filled {size_bytes} bytes"
                 events.append(self._end(task, RangeMismatchError(what)))
-                return
-            self._forget(task)
-            receipt = Receipt(size_bytes, first_byte_s, total_s, new_connection)
-            events.append(Done(attempt_id, at_s, receipt))
         elif kind == "failed":
             record, new_connection = rest
             error = task.explained(error_from(record))

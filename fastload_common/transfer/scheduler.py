@@ -36,7 +36,6 @@ class Scheduler:
 
     Args:
         staging: memory for chunks and for hedges.
-        stats: counts every request.
     """
 
     def __init__(
