@@ -44,7 +44,10 @@ SCHEMA: dict[str, tuple[str, str]] = {
     "rank": ("integer", "Rank of this process among those that load the model."),
     "world_size": ("integer", "How many ranks load the model."),
     "wall_s": ("number", "Seconds from the start of the load to its end."),
-    "cpu_s": ("number", "CPU seconds (user and system) of this process in that time."),
+    "cpu_s": (
+        "number",
+        "CPU seconds (user and system) of this process and its ended children in that time.",
+    ),
     "phases_s": (
         "object",
         "Seconds per phase: " + ", ".join(f"`{name}`" for name in PHASES) + ". A phase that "
@@ -53,10 +56,14 @@ SCHEMA: dict[str, tuple[str, str]] = {
     "model_bytes": ("integer", "Size of all tensors of the checkpoint."),
     "needed_bytes": ("integer", "Bytes of the checkpoint that this rank needs."),
     "fetched_bytes": ("integer", "Bytes that arrived in staging, each range once."),
-    "refetched_bytes": ("integer", "Bytes that arrived more than once because of retries."),
+    "refetched_bytes": ("integer", "Bytes that a retry or a hedge brought."),
     "over_read_bytes": ("integer", "Bytes fetched between needed ranges and used by nobody."),
     "requests": ("integer", "Ranged requests sent for weights, retries included."),
-    "retries": ("integer", "Requests that repeat an earlier one."),
+    "retries": ("integer", "Requests that repeat an earlier one, or race it."),
+    "hedges": ("integer", "Second requests for what a slow one had not brought."),
+    "hedges_won": ("integer", "Hedges that were faster."),
+    "hedge_wasted_bytes": ("integer", "Bytes that came by a hedge and by the other request too."),
+    "kills": ("integer", "Slow requests that were ended and sent again."),
     "latency_s": (
         "object",
         "Seconds of successful requests: `first_byte` (until the reply's head) and `total` (until "
@@ -120,6 +127,10 @@ class LoadReport:
     needed_bytes: int = 0
     fetched_bytes: int = 0
     refetched_bytes: int = 0
+    hedges: int = 0
+    hedges_won: int = 0
+    hedge_wasted_bytes: int = 0
+    kills: int = 0
     over_read_bytes: int = 0
     requests: int = 0
     retries: int = 0
@@ -190,6 +201,10 @@ class LoadReport:
         self.requests = snapshot["requests"]
         self.retries = snapshot["retries"]
         self.refetched_bytes = snapshot["bytes_refetched"]
+        self.hedges = snapshot["hedges"]
+        self.hedges_won = snapshot["hedges_won"]
+        self.hedge_wasted_bytes = snapshot["hedge_bytes_wasted"]
+        self.kills = snapshot["kills"]
         self.new_connections = snapshot["new_connections"]
         self.request_errors = dict(snapshot["errors"])
         self.latency_s = {
@@ -231,6 +246,8 @@ class LoadReport:
         busy = [f"{name} {self.phases_s[name]:.2f}" for name in PHASES if self.phases_s[name] > 0]
         if busy:
             parts.append("seconds: " + " ".join(busy))
+        if self.hedges or self.kills:
+            parts.append(f"{self.hedges} slow requests raced, {self.kills} ended")
         if self.verified:
             numbers = self.verified
             objects = sum(numbers[n] for n in ("compared", "without_checksum", "partly_read"))

@@ -54,6 +54,7 @@ class Pump:
         self._run: Run | None = None
         self._starving = False
         self._closed = False
+        self._death: BaseException | None = None
 
     def begin(self, run: Run) -> None:
         """Have a run served.
@@ -66,7 +67,7 @@ class Pump:
             raise RuntimeError("this fetcher belongs to the parent process: make a new one")
         with self._lock:
             if self._closed:
-                raise RuntimeError("this fetcher is closed")
+                raise RuntimeError("this fetcher is closed") from self._death
             if self._run is not None:
                 raise RuntimeError("one fetch at a time: close the iterator of the earlier one")
             if self._mailbox is None:
@@ -173,6 +174,7 @@ class Pump:
         """Our own fault, or one of the lanes: nothing goes on, and the consumer must know."""
         with self._lock:
             self._closed = True
+            self._death = error
             run = self._run
         if run is not None:
             run.fail(error)
