@@ -67,7 +67,7 @@ class ProcessLanes:
         self._trouble = threading.Condition(self._lock)  # for the thread that watches
         self._tasks: dict[int, Task] = {}
         self._pending: deque[Task] = deque()
-        self._crew = Crew(setup, cpu_count or os.cpu_count() or 1, self._clock)
+        self._crew = Crew(setup, cpu_count or len(os.sched_getaffinity(0)), self._clock)
         self._judges = Background("fastload-judge", _JUDGES)
         self._has_threads = False
         self._closed = False
@@ -316,6 +316,9 @@ class ProcessLanes:
 
     def _judge(self, task: Task, refusal: Refusal) -> None:
         """Decide what a refusal means; on a thread that may block."""
+        with self._lock:
+            if self._tasks.get(task.attempt.id) is not task:
+                return  # nobody wants to know
         try:
             assert task.signed is not None
             error: BaseException | None = task.signed.judge(refusal, task.tried)
