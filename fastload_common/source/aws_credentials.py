@@ -151,6 +151,7 @@ class CredentialChain:
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._nothing_until_s = 0.0
+        self._found: Any = None
         method = ContainerProvider.METHOD
         chain.insert_before(method, ContainerProvider(environ=_ContainerVariables()))
         # The first one of that name was ours, so take the other one away.
@@ -159,16 +160,19 @@ class CredentialChain:
             _ask_directly(provider)
 
     def load_credentials(self) -> Any:
-        """What the first provider that has any gives; None: nobody has any."""
+        """What the first provider that has any gives; None: nobody has any.
+
+        The same for all that ask at one moment, so that they renew together.
+        """
         with self._lock:
-            if self._clock.monotonic_s() < self._nothing_until_s:
-                return None
-            found = self._chain.load_credentials()
-            if found is None:
-                self._nothing_until_s = self._clock.monotonic_s() + _NOTHING_FOUND_S
-            elif hasattr(found, "refresh_needed"):
-                return LastingCredentials(found, self._clock)
-            return found
+            if self._found is None and self._clock.monotonic_s() >= self._nothing_until_s:
+                found = self._chain.load_credentials()
+                if found is None:
+                    self._nothing_until_s = self._clock.monotonic_s() + _NOTHING_FOUND_S
+                elif hasattr(found, "refresh_needed"):
+                    found = LastingCredentials(found, self._clock)
+                self._found = found
+            return self._found
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._chain, name)

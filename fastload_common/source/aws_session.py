@@ -12,6 +12,7 @@ from typing import Any
 
 from fastload_common.config import environment
 from fastload_common.source.aws_credentials import CredentialChain
+from fastload_common.source.aws_log import keep_secrets_out_of_logs
 
 __all__ = ["discard_session", "make_client", "shared_session"]
 
@@ -26,6 +27,7 @@ def shared_session() -> Any:
         if key not in process.sessions:
             import botocore.session
 
+            keep_secrets_out_of_logs()
             session = botocore.session.Session()
             for other in process.sessions.values():
                 # botocore's data files do not depend on the environment, and take long to parse.

@@ -126,6 +126,7 @@ def test_s06_an_unknown_authority_is_told_after_one_try(tls_rig: Rig) -> None:
     assert caught.value.fields["endpoint"] == tls_rig.endpoint
     assert caught.value.fields["attempts"] == 1
     assert tls_rig.log.requests() == []
+    assert tls_rig.log.connections == 1
 
 
 def test_s06_a_bundle_that_is_not_there_is_named_at_start(

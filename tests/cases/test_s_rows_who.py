@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import re
 import socket
 import threading
@@ -17,6 +16,7 @@ import pytest
 from fastload_common.errors import AccessDeniedError, FastloadError
 from fastload_common.ranges import ByteRange
 from fastload_common.source.aws_credentials import LastingCredentials
+from fastload_common.source.registry import open_source
 from fastload_common.testing.fake_clock import FakeClock
 from fastload_common.testing.rig import EXPIRED_TOKEN, INTERNAL_ERROR, Error, Fault, FirstByte, Rig
 from tests.cases.conftest import ROLE, WriteConfig
@@ -184,17 +184,33 @@ def test_s12_a_token_file_that_cannot_be_read_is_named(
     web_identity.unlink()
     if state == "a directory":
         web_identity.mkdir()
-    elif state == "unreadable":
-        web_identity.write_text("web-jwt")
-        web_identity.chmod(0)
-        if os.geteuid() == 0:
-            pytest.skip("root may read everything")
+    elif state == "unreadable":  # by anybody but root, who may run this
+
+        def refuse(self: object) -> str:
+            raise PermissionError(13, "Permission denied", str(web_identity))
+
+        monkeypatch.setattr("botocore.utils.FileWebIdentityTokenLoader.__call__", refuse)
     with pytest.raises(AccessDeniedError) as caught:
         load()
     assert ROLE in str(caught.value)
     assert str(web_identity) in str(caught.value)
     assert identity.calls == []
     assert rig.log.requests() == []
+
+
+def test_s12_many_sources_of_a_process_share_one_call(
+    rig: Rig, identity: IdentityService, web_identity: Path
+) -> None:
+    sources = [open_source(URI, settings()) for _ in range(8)]
+    threads = [threading.Thread(target=source.list) for source in sources]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for source in sources:
+        source.close()
+    assert identity.calls == ["sts"]
+    assert _signed_with(rig) == ["KEY0"] * 8
 
 
 # S13

@@ -11,8 +11,12 @@ def load_into_queue(uri: str, settings: Settings, queue: Any) -> None:
     """Load, and say how many bytes came and what they add up to, or what went wrong."""
     import zlib
 
+    import torch
+
     from tests.cases.harness import load
 
+    # The threads of torch's own operations do not outlive a fork.
+    torch.set_num_threads(1)
     try:
         found = load(uri, settings)
         queue.put({name: zlib.crc32(value) for name, value in found.items()})
