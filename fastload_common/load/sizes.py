@@ -126,10 +126,9 @@ def choose_sizes(
     )
     most, staging_bytes = wished.maximum, budget.bytes
     if remote:
-        # Where there is little memory there are fewer connections, so that at least half is left.
-        while most > 1 and _receivers_bytes(most, machine) > budget.bytes // 2:
-            most = most * 3 // 4
-        staging_bytes -= min(_receivers_bytes(most, machine), budget.bytes // 2)
+        # Where there is little memory there are fewer connections, so that at least half is left,
+        # or a slot for each of them.
+        most, staging_bytes = _beside_receivers(most, largest_bytes, budget.bytes, machine)
     chunk_bytes = settings.chunk_bytes or choose_chunk_bytes(
         total_bytes=max(total_bytes, 1),
         memory_bytes=staging_bytes,
@@ -143,6 +142,19 @@ def choose_sizes(
     cap = settings.max_bytes_per_s
     own_cap = None if cap is None else share_of(cap, rank, ranks)
     return LoadSizes(budget.bytes, chunk_bytes, slots, start, most, own_cap, budget.reason)
+
+
+def _beside_receivers(
+    most: int, slot_bytes: int, budget_bytes: int, machine: Machine
+) -> tuple[int, int]:
+    """How many connections there is memory for, and what of it is left for staging."""
+    while True:
+        own_bytes = _receivers_bytes(most, machine)
+        if own_bytes + most * slot_bytes <= budget_bytes or own_bytes <= budget_bytes // 2:
+            return most, budget_bytes - own_bytes
+        if most == 1:
+            return 1, budget_bytes - budget_bytes // 2
+        most = most * 3 // 4
 
 
 def _receivers_bytes(connections: int, machine: Machine) -> int:

@@ -8,7 +8,7 @@ from fastload_common.config import Settings
 from fastload_common.errors import OutOfBudgetError
 from fastload_common.load.request import RankPlace
 from fastload_common.load.sizes import Machine, choose_sizes
-from fastload_common.units import GIB, MIB
+from fastload_common.units import GIB, KIB, MIB
 
 HUGE = Machine(cpu_count=192, descriptor_limit=1 << 20, read_text=lambda path: None)
 SMALL = Machine(cpu_count=2, descriptor_limit=1024, read_text=lambda path: None)
@@ -71,6 +71,14 @@ def test_receivers_are_paid_from_the_budget() -> None:
     remote = choose_sizes(settings, place(0, 1), 64 * GIB, machine=SMALL)
     local = choose_sizes(settings, place(0, 1), 64 * GIB, machine=SMALL, remote=False)
     assert remote.slots * remote.chunk_bytes < local.slots * local.chunk_bytes
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 64])
+def test_small_requests_leave_the_connections_that_were_asked_for(concurrency: int) -> None:
+    settings = Settings(concurrency=concurrency, chunk_bytes=64 * KIB)
+    sizes = choose_sizes(settings, place(0, 1), GIB, machine=machine(8 * GIB))
+    assert sizes.concurrency == sizes.start_concurrency == concurrency
+    assert concurrency <= sizes.slots <= 2 * concurrency
 
 
 @pytest.mark.parametrize("memory_bytes", [MIB, 3 * MIB, 64 * MIB, 10 * GIB])
