@@ -22,7 +22,7 @@ from fastload_common.testing.s3_server import S3Server
 from tests.cases.harness import BUCKET, MODEL, SHARDS, URI, load, load_in, ranges, settings
 from tests.cases.identity import IdentityService
 from tests.cases.proxy import TunnelProxy
-from tests.cases.worker import load_into_queue
+from tests.cases.worker import load_into_queue, read_into_queue
 
 # S01
 
@@ -198,20 +198,26 @@ def test_s10_a_proxy_that_refuses_is_no_throttling(
 # S25
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    ("method", "whole"), [("fork", True), ("spawn", True), ("spawn", False), ("forkserver", False)]
+)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_s25_used_in_the_parent_then_in_children(rig: Rig, method: str) -> None:
+def test_s25_used_in_the_parent_then_in_children(rig: Rig, method: str, whole: bool) -> None:
     # The parent's session is in the middle of its load: receivers, connections and threads are up.
     with ranges() as read:
         running = read.fetcher.fetch(read.chunks(read.source.stat(SHARDS[0])))
         next(running).release()
+        expected: object = zlib.crc32(MODEL.files[SHARDS[0]])
+        target: Any = read_into_queue
+        args: tuple[object, ...] = (URI, SHARDS[0], settings())
+        if whole:
+            expected = {name: zlib.crc32(spec.data) for name, spec in MODEL.tensors.items()}
+            target, args = load_into_queue, (URI, settings())
         context: Any = multiprocessing.get_context(method)
         queue: Any = context.Queue()
-        arguments = (URI, settings(), queue)
-        children = [context.Process(target=load_into_queue, args=arguments) for _ in range(2)]
+        children = [context.Process(target=target, args=(*args, queue)) for _ in range(2)]
         for child in children:
             child.start()
-        expected = {name: zlib.crc32(spec.data) for name, spec in MODEL.tensors.items()}
         assert [queue.get(timeout=60) for _ in children] == [expected] * 2
         for child in children:
             child.join()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import re
 import socket
 import threading
 import types
@@ -14,24 +13,12 @@ from typing import Any
 import pytest
 
 from fastload_common.errors import AccessDeniedError, FastloadError
-from fastload_common.ranges import ByteRange
-from fastload_common.source.aws_credentials import LastingCredentials
 from fastload_common.source.registry import open_source
-from fastload_common.testing.fake_clock import FakeClock
-from fastload_common.testing.rig import EXPIRED_TOKEN, INTERNAL_ERROR, Error, Fault, FirstByte, Rig
+from fastload_common.testing.rig import Rig
 from tests.cases.conftest import ROLE, WriteConfig
-from tests.cases.harness import MODEL, SHARDS, URI, load, ranges, settings
+from tests.cases.harness import MODEL, SHARDS, URI, load, ranges, settings, signed_with
 from tests.cases.identity import IdentityService
-from tests.cases.worker import load_into_queue
-
-
-def _signed_with(rig: Rig) -> list[str]:
-    found = []
-    for request in rig.log.requests():
-        match = re.search(r"Credential=([^/]*)/", request.headers.get("authorization", ""))
-        found.append(match.group(1) if match else "nobody")
-    return found
-
+from tests.cases.worker import read_into_queue
 
 # S05
 
@@ -58,7 +45,7 @@ def test_s05_every_part_of_a_split_read_is_signed_alike(
     assert MODEL.agrees(
         load(with_=settings(memory_bytes=memory_bytes, chunk_bytes=min(chunk_bytes, 128 * 1024)))
     )
-    assert set(_signed_with(rig)) == {key}
+    assert set(signed_with(rig)) == {key}
     for shard in SHARDS:
         assert len(rig.log.gets(f"m/{shard}")) >= 3
     assert {request.status for request in rig.log.requests()} <= {200, 206}
@@ -80,7 +67,7 @@ def test_s11_the_tokens_file_is_read_anew_and_stripped(
         assert read.read(object_id) == MODEL.files[SHARDS[0]]
     assert identity.authorizations == ["first-jwt", "first-jwt", "second-jwt"]
     assert set(identity.calls) == {"container"}
-    assert set(_signed_with(rig)) == {"KEY0", "KEY1"}
+    assert set(signed_with(rig)) == {"KEY0", "KEY1"}
 
 
 @pytest.mark.parametrize("host", ["169.254.170.2", "169.254.170.23", "[fd00:ec2::23]", "127.0.0.1"])
@@ -123,7 +110,7 @@ def test_s12_throttled_sts_is_asked_again_and_by_one_only(
     assert identity.calls == ["sts"] * 4
     assert len(no_waits) == 3
     assert len(set(no_waits)) == 3  # jittered
-    assert set(_signed_with(rig)) == {"KEY0"}
+    assert set(signed_with(rig)) == {"KEY0"}
 
 
 def test_s12_one_call_in_each_process(
@@ -131,18 +118,18 @@ def test_s12_one_call_in_each_process(
 ) -> None:
     context: Any = multiprocessing.get_context("spawn")
     queue: Any = context.Queue()
-    arguments = (URI, settings(concurrency=64), queue)
-    children = [context.Process(target=load_into_queue, args=arguments) for _ in range(2)]
+    arguments = (URI, SHARDS[0], settings(concurrency=64), queue)
+    children = [context.Process(target=read_into_queue, args=arguments) for _ in range(2)]
     for child in children:
         child.start()
-    expected = {name: zlib.crc32(spec.data) for name, spec in MODEL.tensors.items()}
+    expected = zlib.crc32(MODEL.files[SHARDS[0]])
     assert [queue.get(timeout=60) for _ in children] == [expected] * 2
     for child in children:
         child.join()
     queue.close()
     queue.join_thread()
     assert identity.calls == ["sts"] * 2
-    assert set(_signed_with(rig)) == {"KEY0", "KEY1"}
+    assert set(signed_with(rig)) == {"KEY0", "KEY1"}
 
 
 def test_s12_an_expired_session_is_renewed_by_one_call(
@@ -210,141 +197,7 @@ def test_s12_many_sources_of_a_process_share_one_call(
     for source in sources:
         source.close()
     assert identity.calls == ["sts"]
-    assert _signed_with(rig) == ["KEY0"] * 8
-
-
-# S13
-
-
-class _Keys:
-    """botocore's refreshable credentials on a clock of ours: asked within 15 minutes of their end,
-    they renew themselves."""
-
-    def __init__(self, clock: FakeClock, lifetime_s: float) -> None:
-        self.clock = clock
-        self.lifetime_s = lifetime_s
-        self.issues = 0
-        self.end_s = -1.0
-        self.method = "stub"
-        self.broken = False
-
-    def refresh_needed(self, refresh_in: float) -> bool:
-        return self.end_s - self.clock.monotonic_s() < refresh_in
-
-    def get_frozen_credentials(self) -> tuple[str, int]:
-        if self.refresh_needed(15 * 60):
-            if self.broken:
-                raise OSError("no keys today")
-            self.issues += 1
-            self.end_s = self.clock.monotonic_s() + self.lifetime_s
-        return ("key", self.issues)
-
-
-@pytest.mark.parametrize("lifetime_s", [5, 900, 3600, 6 * 3600])
-def test_s13_one_renewal_for_each_issue_however_short_it_lives(lifetime_s: int) -> None:
-    clock = FakeClock(auto=True)
-    keys = _Keys(clock, lifetime_s)
-    lasting = LastingCredentials(keys, clock)
-    steps = 400
-    for _ in range(steps):
-        lasting.get_frozen_credentials()
-        # Never with keys that have ended, and renewed ahead of that.
-        assert keys.end_s > clock.monotonic_s()
-        clock.advance(lifetime_s / 100)
-    assert keys.issues <= 1 + steps / 100 / 0.75
-
-
-def test_s13_keys_that_are_still_good_outlive_a_failed_renewal() -> None:
-    clock = FakeClock(auto=True)
-    keys = _Keys(clock, 1000)
-    lasting = LastingCredentials(keys, clock)
-    first = lasting.get_frozen_credentials()
-    keys.broken = True
-    clock.advance(990)
-    assert lasting.get_frozen_credentials() == first
-    clock.advance(11)
-    with pytest.raises(OSError, match="no keys today"):
-        lasting.get_frozen_credentials()
-    keys.broken = False
-    assert lasting.get_frozen_credentials() != first
-
-
-def test_s13_many_threads_cause_one_renewal() -> None:
-    clock = FakeClock()
-    keys = _Keys(clock, 1000)
-    lasting = LastingCredentials(keys, clock)
-    gate = threading.Barrier(16)
-    seen = []
-
-    def ask() -> None:
-        gate.wait()
-        seen.append(lasting.get_frozen_credentials())
-
-    for issue in (1, 2):
-        threads = [threading.Thread(target=ask) for _ in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert set(seen) == {("key", issue)}
-        seen.clear()
-        clock.advance(1001)
-    assert keys.issues == 2
-
-
-def test_s13_keys_that_live_for_a_second(rig: Rig, identity: IdentityService, pod: Path) -> None:
-    identity.lifetime_s = 1.0
-    rig.faults = [Fault(FirstByte(0.2))]
-    assert MODEL.agrees(load(with_=settings(concurrency=2)))
-    asked = len(rig.log.gets())
-    assert 2 < len(identity.issued) < asked / 2
-
-
-def test_s13_what_is_in_flight_when_keys_end_is_signed_again_alone(
-    rig: Rig, identity: IdentityService, pod: Path
-) -> None:
-    with ranges(with_=settings(concurrency=30)) as read:
-        object_id = read.source.stat(SHARDS[0])
-        rig.expire("KEY0")
-        assert read.read(object_id) == MODEL.files[SHARDS[0]]
-    assert identity.calls == ["container"] * 2
-    gets = rig.log.gets()
-    refused = [request for request in gets if request.status == 400]
-    assert refused
-    for request in refused:
-        again = [r for r in gets if r.status == 206 and r.byte_range == request.byte_range]
-        assert len(again) == 1
-    assert len(gets) == len(refused) + len(read.chunks(object_id))
-    assert read.stats.snapshot()["errors"] == {}
-
-
-def test_s13_every_attempt_is_signed_anew(rig: Rig) -> None:
-    # A second later, so that an old signature can be told from a new one.
-    rig.faults = [Fault(Error(500, "InternalError", retry_after_s=1), attempts=(1,))]
-    with ranges(with_=settings(concurrency=16)) as read:
-        assert read.read(read.source.stat(SHARDS[0])) == MODEL.files[SHARDS[0]]
-    signatures = [request.headers["authorization"] for request in rig.log.gets()]
-    assert len(signatures) >= 2 * len(MODEL.files[SHARDS[0]]) // (64 * 1024)
-    assert len(set(signatures)) == len(signatures)
-    assert INTERNAL_ERROR.status in {request.status for request in rig.log.gets()}
-
-
-def test_s13_static_keys_that_ended_fail_at_once(rig: Rig) -> None:
-    body = ByteRange(200_000, 1_000_000)
-    rig.faults = [Fault(EXPIRED_TOKEN, byte_range=body)]
-    with pytest.raises(AccessDeniedError, match="token has expired") as caught:
-        load()
-    assert caught.value.fields["code"] == "ExpiredToken"
-    assert max(request.attempt for request in rig.log.gets()) <= 2
-
-
-@pytest.mark.parametrize("offset_s", [1200.0, -1200.0])
-def test_s13_a_wrong_clock_is_called_one(rig: Rig, offset_s: float) -> None:
-    rig.clock_offset_s = offset_s
-    with pytest.raises(AccessDeniedError, match="clock skew") as caught:
-        load()
-    assert caught.value.fields["code"] == "RequestTimeTooSkewed"
-    assert len(rig.log.requests()) == 1
+    assert signed_with(rig) == ["KEY0"] * 8
 
 
 # S26
@@ -358,7 +211,7 @@ def test_s26_unsigned_only_when_asked_for(rig: Rig, monkeypatch: pytest.MonkeyPa
         load()
     assert rig.log.requests() == []
     assert MODEL.agrees(load(with_=settings(anonymous=True)))
-    assert set(_signed_with(rig)) == {"nobody"}
+    assert set(signed_with(rig)) == {"nobody"}
 
 
 def test_s26_a_search_in_vain_asks_an_instances_metadata_once(

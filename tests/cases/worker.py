@@ -23,3 +23,13 @@ def load_into_queue(uri: str, settings: Settings, queue: Any) -> None:
     except BaseException as error:
         queue.put(f"{type(error).__name__}: {error}")
         raise
+
+
+def read_into_queue(uri: str, key: str, settings: Settings, queue: Any) -> None:
+    """Read one object with all connections at once, and say what its bytes add up to."""
+    import zlib
+
+    from tests.cases.reading import ranges
+
+    with ranges(uri, settings) as read:
+        queue.put(zlib.crc32(read.read(read.source.stat(key))))
