@@ -50,7 +50,7 @@ class Scheduler:
         self._left_behind: dict[int, Racer] = {}
         self._run: Run | None = None
         self._work = WorkQueue(staging, tuning)
-        self._limit = 0
+        self._limit = self._room = 0
         self._crowd = Crowd()
         self._judged_s = -math.inf
         self._not_before_s = -math.inf
@@ -136,8 +136,8 @@ class Scheduler:
         pause_s = tuning.throttle.delay_s(now_s)
         if pause_s > 0:
             self._not_before_s = max(self._not_before_s, now_s + pause_s)
-        room = self._limit + tuning.backlog
-        while len(self._racers) < room and now_s >= self._not_before_s:
+        self._room = self._limit + tuning.backlog
+        while len(self._racers) < self._room and now_s >= self._not_before_s:
             part = self._work.next_part(run, now_s, self._limit)
             if part is None:
                 return
@@ -392,9 +392,11 @@ class Scheduler:
             run.idle.set()
 
     def _next_s(self, now_s: float) -> float:
-        times = [self._work.due_s] if self._work.due_s is not None else []
+        times = []
         if self._not_before_s > now_s:
             times.append(self._not_before_s)
+        elif self._work.due_s is not None and len(self._racers) < self._room:
+            times.append(self._work.due_s)
         if self._racers and self._tuning.policy.hedging:
             times.append(self._judged_s + JUDGE_EVERY_S)
         return max(0.0, min(times, default=math.inf) - now_s)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from fastload_common.errors import (
@@ -13,6 +15,7 @@ from fastload_common.errors import (
 )
 from fastload_common.ranges import ByteRange
 from fastload_common.transfer.hedging import Verdict
+from fastload_common.transfer.lanes import Failed
 from fastload_common.transfer.policy import TransferPolicy
 from tests.common.transfer.scheduler_harness import Bench, chunk
 
@@ -167,6 +170,30 @@ def test_throttling_lowers_the_number_of_requests() -> None:
     assert bench.lanes.limit == 8
     bench.at(1.0, bench.failed(1, error=SourceUnavailableError("SlowDown", status=503)))
     assert bench.lanes.limit == 4
+
+
+def refused(bench: Bench, attempt_id: int) -> Failed:
+    return bench.failed(attempt_id, error=SourceUnavailableError("SlowDown", status=503))
+
+
+def test_while_a_store_is_given_a_pause_nobody_looks_for_work() -> None:
+    bench = Bench([chunk(k * 10, k * 10 + 10) for k in range(5)], policy=TransferPolicy(4, 5, 5, 5))
+    bench.at(1.0, *[refused(bench, attempt_id) for attempt_id in list(bench.lanes.live)])
+    for now_s in (1.0, 1.5, 1.9):  # their back-off was over at 1.125
+        bench.at(now_s)
+        assert bench.due_s == pytest.approx(2.0 - now_s)
+    assert bench.lanes.live == {}
+    bench.at(2.0)
+    assert bench.lanes.live
+
+
+def test_while_all_connections_are_in_use_nobody_looks_for_work() -> None:
+    policy = TransferPolicy(8, 5, 5, 5, hedging=False)
+    bench = Bench([chunk(k * 10, k * 10 + 10) for k in range(50)], slots=50, policy=policy)
+    bench.at(1.0, refused(bench, 1))
+    bench.at(1.5)
+    assert len(bench.lanes.live) == 9 > bench.lanes.limit
+    assert bench.due_s == math.inf
 
 
 # Hedges
