@@ -42,9 +42,10 @@ OPTIONS: tuple[Option, ...] = (
         "concurrency",
         "count",
         None,
-        "Requests in flight for one process. More hides more latency; each takes a connection. "
+        "Requests in flight of all ranks of this node together; each rank gets an equal part, and at "
+        "least one. More hides more latency; each takes a connection and a piece of staging memory. "
         "Default: what fills the link, found while loading; at most what CPUs, open files and "
-        "memory allow, divided among the ranks of the node.",
+        "memory allow.",
         minimum=1,
         maximum=4096,
     ),
@@ -62,8 +63,9 @@ OPTIONS: tuple[Option, ...] = (
         "memory_bytes",
         "bytes",
         None,
-        "Host memory for staging in one process. Default: concurrency x chunk_bytes + 25 %, at "
-        "most a quarter of the smallest cgroup limit, divided among the ranks of the node.",
+        "Host memory for staging, receiver processes included, of all ranks of this node together; "
+        "each rank gets an equal part. Default: what the most requests can use, up to 4 GiB for "
+        "each rank; for all ranks at most a quarter of the smallest memory limit.",
         minimum=1 * MIB,
         maximum=16 * TIB,
     ),
@@ -193,8 +195,8 @@ class Sizes:
 class Settings:
     """The settings of one process. Plain data: safe to pickle, holds no secret.
 
-    Memory: at most ``memory_bytes`` of staging when set; otherwise
-    ``1.25 * sizes.concurrency * sizes.chunk_bytes``, bounded by the smallest cgroup limit.
+    What a load makes of ``concurrency``, ``chunk_bytes``, ``memory_bytes`` and ``max_bytes_per_s``,
+    set or not, is chosen by `fastload_common.load.sizes`.
     """
 
     concurrency: int | None = _BY_NAME["concurrency"].default
