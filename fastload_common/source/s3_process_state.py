@@ -35,6 +35,7 @@ class ProcessState:
         self.region: str | None = None
         self.generation = 0
         self.local = threading.local()
+        self.is_closed = False
 
     def reset(self, region: str | None) -> None:
         """Forget what was found; the caller holds the lock. Calls in progress go on."""

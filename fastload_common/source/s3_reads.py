@@ -52,7 +52,7 @@ class S3Reads:
 class S3SignedRead:
     """Implements `SignedRead`."""
 
-    __slots__ = ("_key", "_object_id", "_session", "_signed")
+    __slots__ = ("_key", "_object_id", "_session", "_signed", "_state")
 
     def __init__(
         self, session: S3Session, object_id: ObjectId, key: str, signed: SignedGet
@@ -61,6 +61,7 @@ class S3SignedRead:
         self._object_id = object_id
         self._key = key
         self._signed = signed
+        self._state = session.state()
 
     @property
     def endpoint(self) -> Endpoint:
@@ -82,15 +83,22 @@ class S3SignedRead:
         """See `SignedRead.judge`."""
         target, uri = self._signed.target, self._object_id.uri
         fault = parse_fault(refusal.status, refusal.headers, refusal.body)
-        if self._session.renew_for(fault, target, tried):
-            return None
-        error = fault_error(fault, f"read {uri}", pinned=True, **target.facts())
-        if isinstance(error, ObjectChangedError):
-            error.fields["expected_etag"] = self._object_id.etag
-            error.fields["found_etag"] = self._present_etag() or "none"
-        return error
+        try:
+            if not self._state.is_closed and self._session.renew_for(fault, target, tried):
+                return None
+            error = fault_error(fault, f"read {uri}", pinned=True, **target.facts())
+            if isinstance(error, ObjectChangedError):
+                error.fields["expected_etag"] = self._object_id.etag
+                error.fields["found_etag"] = self._present_etag() or "none"
+            return error
+        finally:
+            if self._state.is_closed:
+                # The load has ended meanwhile: nobody else closes what was opened for this.
+                self._session.close()
 
     def _present_etag(self) -> str | None:
+        if self._state.is_closed:
+            return None
         with contextlib.suppress(FastloadError):
             asked = f"stat {self._object_id.uri}"
             reply = self._session.call("head_object", asked, Key=self._key)

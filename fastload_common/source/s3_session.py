@@ -72,12 +72,15 @@ class S3Session:
         """
         renewed: set[str] = set()
         attempts = self.small_calls.begin(asked)
+        state = self.state()
         while True:
             try:
                 return self._call_once(operation, asked, parameters, renewed)
             except _RenewedError:
                 continue
             except FastloadError as error:
+                if state.is_closed:
+                    raise  # another attempt would make a client that nobody closes
                 attempts.wait_or_raise(error)
 
     def pages(self, asked: str, **parameters: Any) -> Iterator[dict[str, Any]]:
@@ -105,7 +108,7 @@ class S3Session:
         Args:
             asked: what for, as a verb phrase for the message.
         """
-        state = self._state()
+        state = self.state()
         with state.lock:
             if state.target is None:
                 asked = asked or f"find the endpoint of {self._location.uri}"
@@ -158,12 +161,12 @@ class S3Session:
 
     def can_sign_now(self) -> bool:
         """Whether `sign_get` would ask nobody."""
-        return self._state().can_sign_now(anonymous=self._settings.anonymous)
+        return self.state().can_sign_now(anonymous=self._settings.anonymous)
 
     def tls(self) -> ssl.SSLContext | None:
         """The context for connections to the target, shared by all; None for plain HTTP."""
         target = self.target()
-        state = self._state()
+        state = self.state()
         if target.ca_bundle is None:
             return None
         with state.lock:
@@ -173,7 +176,7 @@ class S3Session:
 
     def learn_region(self) -> str | None:
         """Ask for the bucket's region, where a reply sent us away without naming one."""
-        state = self._state()
+        state = self.state()
         try:
             with state.lock:
                 client = self._client(state)
@@ -199,7 +202,7 @@ class S3Session:
             return True
         if fault.is_elsewhere and "region" not in renewed:
             renewed.add("region")
-            if self._state().region not in (None, failed.region):
+            if self.state().region not in (None, failed.region):
                 return True  # another request of the same time has found it already
             region = fault.region or self.learn_region()
             if region is not None and region != failed.region:
@@ -209,18 +212,21 @@ class S3Session:
 
     def close(self) -> None:
         state = self._states.pop(os.getpid(), None)
-        if state is not None and state.client is not None:
-            state.client.close()
+        if state is not None:
+            state.is_closed = True
+            if state.client is not None:
+                state.client.close()
 
     # One process's part
 
-    def _state(self) -> ProcessState:
+    def state(self) -> ProcessState:
+        """What is open in this process, to see whether it is closed."""
         # A lock or a connection pool of the parent is of no use after a fork.
         pid = os.getpid()
         return self._states.get(pid) or self._states.setdefault(pid, ProcessState())
 
     def _renew(self, failed: S3Target, region: str | None) -> None:
-        state = self._state()
+        state = self.state()
         with state.lock:
             # Several threads that failed with the same target cause one renewal.
             if state.generation == failed.generation:
@@ -230,7 +236,7 @@ class S3Session:
         self, operation: str, asked: str, parameters: dict[str, Any], renewed: set[str]
     ) -> dict[str, Any]:
         target = self.target(asked)
-        state = self._state()
+        state = self.state()
         try:
             with state.lock:
                 client = self._client(state)
@@ -245,8 +251,9 @@ class S3Session:
                     state.drop_client()
             if fault is not None and self.renew_for(fault, target, renewed):
                 raise _RenewedError from None
-            facts = target.facts()
-            raise client_error(error, asked, uri=self._location.uri, **facts) from None
+            mapped = client_error(error, asked, uri=self._location.uri, **target.facts())
+        # Not as the other one's consequence: its traceback holds the reply and the connection.
+        raise mapped
 
     def _client(self, state: ProcessState) -> Any:
         """The client of this process; the caller holds the lock."""
@@ -325,7 +332,7 @@ class S3Session:
         )
 
     def _frozen(self, target: S3Target) -> Any:
-        state = self._state()
+        state = self.state()
         asked = f"sign a request for {self._location.uri}"
         try:
             with state.lock:

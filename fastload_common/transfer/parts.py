@@ -7,6 +7,7 @@ writes into a slot of its own, so that a loser's late bytes never land in memory
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 
 from fastload_common.plan.records import Chunk
@@ -107,6 +108,7 @@ class Racer:
     Attributes:
         base_bytes: where its range begins within the part.
         slot: its own memory if it is a hedge, else None.
+        memory: where it writes.
         started_s: when a connection took it up; None while it waits for one.
         killed: why it was ended by us, for the error; empty if it was not.
     """
@@ -123,10 +125,22 @@ class Racer:
     cancelled: bool = False
     killed: str = ""
     meter: RateMeter = field(default_factory=RateMeter)
+    memory: memoryview | None = None
 
     @property
     def is_hedge(self) -> bool:
         return self.slot is not None
+
+    def end(self) -> None:
+        """It writes nowhere any more; its part is without it."""
+        if self.part.primary is self:
+            self.part.primary = None
+        if self.part.hedge is self:
+            self.part.hedge = None
+        if self.memory is not None:
+            # Whoever still holds the attempt, such as an error's traceback, holds no memory by it.
+            with contextlib.suppress(BufferError):
+                self.memory.release()
 
     def start(self, at_s: float) -> None:
         self.started_s = self.last_progress_s = at_s

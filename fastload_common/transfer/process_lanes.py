@@ -316,9 +316,6 @@ class ProcessLanes:
 
     def _judge(self, task: Task, refusal: Refusal) -> None:
         """Decide what a refusal means; on a thread that may block."""
-        with self._lock:
-            if self._tasks.get(task.attempt.id) is not task:
-                return  # nobody wants to know
         try:
             assert task.signed is not None
             error: BaseException | None = task.signed.judge(refusal, task.tried)

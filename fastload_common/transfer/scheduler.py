@@ -164,6 +164,7 @@ class Scheduler:
         else:
             part.hedge = racer
             memory, position_bytes = slot.memory[:size_bytes], slot.position_bytes
+        racer.memory = memory
         if self._tuning.bucket is not None:
             self._tuning.bucket.take(now_s, size_bytes)
         part.attempts += 1
@@ -240,14 +241,10 @@ class Scheduler:
         """Nothing is written for this racer any more."""
         self._racers.pop(racer.attempt_id, None)
         self._left_behind.pop(racer.attempt_id, None)
-        part = racer.part
-        if part.primary is racer:
-            part.primary = None
-        if part.hedge is racer:
-            part.hedge = None
+        racer.end()
         if not racer.is_hedge:
-            part.chunk.writers -= 1
-            part.chunk.release_if_unused()
+            racer.part.chunk.writers -= 1
+            racer.part.chunk.release_if_unused()
 
     def _succeeded(self, racer: Racer, receipt: Receipt, now_s: float) -> None:
         part = racer.part

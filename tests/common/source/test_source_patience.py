@@ -109,10 +109,10 @@ def test_s24_after_the_first_answer_the_settings_count(
     source = open_s3("s3://bucket/m", Settings(read_timeout_s=30.0))
     source.list()
     session = source._session
-    assert session._state().timeouts_s == (3.0, 4.0)
+    assert session.state().timeouts_s == (3.0, 4.0)
     fault_server.script("HEAD", "bucket/m/key", [Fault(reset_after_bytes=0, before_head=True)])
     source.stat("key")
-    assert session._state().timeouts_s == (5.0, 30.0)
+    assert session.state().timeouts_s == (5.0, 30.0)
 
 
 def test_s24_accepted_and_never_answered(

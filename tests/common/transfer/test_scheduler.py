@@ -49,6 +49,15 @@ def test_memory_bounds_what_is_asked_for_and_a_release_goes_on() -> None:
     assert not bench.scheduler.starving
 
 
+def test_an_attempt_that_has_ended_holds_no_memory() -> None:
+    bench = Bench([chunk(0, 100), chunk(100, 200)], policy=POLICY)
+    first, second = bench.lanes.all
+    bench.at(1.0, bench.done(1), bench.failed(2))
+    for attempt in (first, second):
+        with pytest.raises(ValueError, match="released"):
+            bytes(attempt.memory)
+
+
 def test_s16_only_the_missing_bytes_are_asked_again_after_the_back_off() -> None:
     bench = Bench([chunk(0, 5000)], policy=POLICY)
     bench.at(1.0, bench.failed(1, good_bytes=500))
