@@ -25,7 +25,6 @@ __all__ = [
     "OPTIONS",
     "Option",
     "Settings",
-    "Sizes",
     "environment",
     "load_settings",
 ]
@@ -33,19 +32,15 @@ __all__ = [
 # Larger ones are slips of the pen; the system's calls for memory and waits refuse them untyped.
 _DAY_S = 86_400
 
-# What is assumed where fastload chooses, until the load knows better.
-_ASSUMED_CONCURRENCY = 32
-_ASSUMED_CHUNK_BYTES = 8 * MIB
-
 OPTIONS: tuple[Option, ...] = (
     Option(
         "concurrency",
         "count",
         None,
-        "Requests in flight of all ranks of this node together; each rank gets an equal part, and at "
-        "least one. More hides more latency; each takes a connection and a piece of staging memory. "
-        "Default: what fills the link, found while loading; at most what CPUs, open files and "
-        "memory allow.",
+        "Requests in flight of all ranks of this node together; each rank gets an equal part, and "
+        "at least one. More hides more latency; each takes a connection and a piece of staging "
+        "memory. Default: what fills the link, found while loading; at most what CPUs, open files "
+        "and memory allow.",
         minimum=1,
         maximum=4096,
     ),
@@ -179,18 +174,6 @@ _SERVICE_LINK = re.compile(
 _BY_NAME: dict[str, Option] = {option.name: option for option in OPTIONS}
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """How many requests in flight, and how large: what is set, else what is assumed.
-
-    For whoever must know before a load does, such as who reckons memory or makes a client. The
-    load itself chooses better where nothing is set.
-    """
-
-    concurrency: int
-    chunk_bytes: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The settings of one process. Plain data: safe to pickle, holds no secret.
@@ -226,16 +209,6 @@ class Settings:
                 f"memory_bytes ({memory_bytes}) is smaller than chunk_bytes ({chunk_bytes})",
                 hint="raise FASTLOAD_MEMORY_BYTES or lower FASTLOAD_CHUNK_BYTES",
             )
-
-    @property
-    def sizes(self) -> Sizes:
-        """Concurrency and chunk size as set, or as assumed; a chunk fits ``memory_bytes``."""
-        chunk_bytes = self.chunk_bytes
-        if chunk_bytes is None:
-            chunk_bytes = _ASSUMED_CHUNK_BYTES
-            while self.memory_bytes is not None and chunk_bytes > self.memory_bytes:
-                chunk_bytes //= 2
-        return Sizes(self.concurrency or _ASSUMED_CONCURRENCY, chunk_bytes)
 
     def changed(self) -> dict[str, Any]:
         """The settings that are not at their default, for one log line per process."""

@@ -44,13 +44,11 @@ class ObjectId:
         etag: what pins this state: S3's ETag with its quotes, or for a file a token made of
             inode, size, mtime and ctime. None where the store has none.
         size_bytes: size of the whole object.
-        version_id: S3 version, where the bucket has versions.
     """
 
     uri: str
     etag: str | None
     size_bytes: int
-    version_id: str | None = None
 
 
 ReadRange = Callable[[ObjectId, ByteRange], bytes]

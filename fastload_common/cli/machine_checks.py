@@ -23,6 +23,9 @@ __all__ = [
 _SPARE_DESCRIPTORS = 64
 """What an engine has open beside the load's connections, at the least."""
 
+_LEAST_REQUESTS = 32
+"""What a load begins with where nothing is set; more only as far as the limit allows."""
+
 _LARGE_MODEL_BYTES = 64 * GIB
 """What the sizes are shown for."""
 
@@ -48,7 +51,7 @@ def check_settings(read: Callable[[], Settings]) -> tuple[list[Check], Settings]
 def check_descriptors(settings: Settings) -> Iterator[Check]:
     """Whether each connection can have a file descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = settings.sizes.concurrency + _SPARE_DESCRIPTORS
+    needed = (settings.concurrency or _LEAST_REQUESTS) + _SPARE_DESCRIPTORS
     found = f"{_limit(soft)} file descriptors (hard limit {_limit(hard)}), about {needed} needed"
     if soft != resource.RLIM_INFINITY and soft < needed:
         remedy = f"ulimit -n {max(needed, 4096)}, or lower FASTLOAD_CONCURRENCY"

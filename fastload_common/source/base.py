@@ -7,7 +7,8 @@ Who calls, and in which order, in a load:
 
 1. `list` once, from the loading thread;
 2. `stat` and `read` for headers and small files, from any thread;
-3. `open_receiver` once per connection, from the thread or process that will own it;
+3. `RemoteSource.remote_reads`, where other processes receive: `RemoteReads.sign` for each request;
+   else `open_receiver` once per connection, from the thread that will own it, and
    `Receiver.receive` many times, one at a time;
 4. `close` last; receivers are closed by their owners.
 """

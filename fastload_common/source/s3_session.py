@@ -274,7 +274,7 @@ class S3Session:
                 read_timeout=state.timeouts_s[1],
                 # We retry ourselves: botocore retries what cannot help, such as bad certificates.
                 retries={"mode": "standard", "total_max_attempts": 1},
-                max_pool_connections=min(settings.sizes.concurrency, 64),
+                max_pool_connections=min(settings.concurrency or 32, 64),
                 user_agent_extra=f"fastload/{__version__}",
                 signature_version=UNSIGNED if settings.anonymous else None,
             )

@@ -31,11 +31,12 @@ __all__ = ["Fetcher", "Filled", "Staging", "StagingSlot"]
 class Fetcher:
     """Fetches chunks into staging memory, many at once, with retries.
 
-    Threads start with the first `fetch` and keep their connections until `close`. A fetcher
-    that is dropped without `close` ends them too, and never keeps the interpreter from ending.
+    Threads and processes start with the first `fetch` and keep their connections until `close`. A
+    fetcher that is dropped without `close` ends them too, and never keeps the interpreter from
+    ending.
 
     Args:
-        source: gives each worker its receiver; not closed by the fetcher.
+        source: signs requests, or opens receivers; not closed by the fetcher.
         arena: staging memory; not closed by the fetcher.
         policy: concurrency, attempts, waits, deadline.
         clock: time for back-off and deadline.
@@ -102,7 +103,7 @@ class Fetcher:
         return self._fetch(queued)
 
     def close(self) -> None:
-        """End all requests, threads and connections. Safe to call twice."""
+        """End all requests, threads, processes and connections. Safe to call twice."""
         self._pump.close()
         self._finalizer.detach()
 

@@ -19,7 +19,6 @@ import enum
 import math
 from dataclasses import dataclass
 
-from fastload_common.config import Settings
 from fastload_common.transfer.flights import Crowd, Flight, RateMeter
 from fastload_common.transfer.observed import Observed
 from fastload_common.units import KIB, MIB
@@ -97,11 +96,6 @@ class SlowPolicy:
     read_timeout_s: float = 20.0
     crowd_factor: float = 3.0
     probe_s: float = 4.0
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> SlowPolicy:
-        """The rules of a process's settings."""
-        return cls.within(settings.read_timeout_s)
 
     @classmethod
     def within(cls, read_timeout_s: float) -> SlowPolicy:

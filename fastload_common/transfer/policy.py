@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fastload_common.config import Settings
 from fastload_common.units import MIB
 
 __all__ = ["TransferPolicy"]
@@ -20,11 +19,11 @@ class TransferPolicy:
         start_concurrency: requests in flight at the beginning; None: as many as ``concurrency``.
         max_bytes_per_s: cap on the bytes asked for, of this process; None: no cap.
         burst_bytes: what may be asked for at once under that cap.
-        max_attempts: attempts for one chunk before its error ends the fetch. Attempts that
-            brought at least ``progress_bytes`` do not count, so a chunk sees at most
+        max_attempts: attempts for one range before its error ends the fetch. Attempts that
+            brought at least ``progress_bytes`` do not count, so a range sees at most
             ``max_attempts + size / progress_bytes`` requests.
-        connect_timeout_s: longest wait for a connection; kept by the source's receiver.
-        read_timeout_s: longest silence of a connection; kept by the source's receiver.
+        connect_timeout_s: longest wait for a connection; kept by whoever receives.
+        read_timeout_s: longest silence of a connection; kept by whoever receives.
         deadline_s: longest duration of the whole load; None for no limit.
         backoff_base_s: the first back-off is drawn from ``[0, backoff_base_s)``; the bound
             doubles with each failure. 32 throttled connections then ask about 130 times in
@@ -49,16 +48,6 @@ class TransferPolicy:
     start_concurrency: int | None = None
     max_bytes_per_s: float | None = None
     burst_bytes: int = 16 * MIB
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> TransferPolicy:
-        return cls(
-            concurrency=settings.sizes.concurrency,
-            max_attempts=settings.max_attempts,
-            connect_timeout_s=settings.connect_timeout_s,
-            read_timeout_s=settings.read_timeout_s,
-            deadline_s=settings.deadline_s,
-        )
 
     def backoff_delay_s(
         self, attempt: int, random: Callable[[], float], retry_after_s: float | None = None

@@ -45,7 +45,13 @@ class Ranges:
         self.fetcher = Fetcher(
             self.source,
             self.arena,
-            TransferPolicy.from_settings(with_),
+            TransferPolicy(
+                concurrency=with_.concurrency or 4,
+                max_attempts=with_.max_attempts,
+                connect_timeout_s=with_.connect_timeout_s,
+                read_timeout_s=with_.read_timeout_s,
+                deadline_s=with_.deadline_s,
+            ),
             SystemClock(),
             self.stats,
             random=random,

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastload_common.config import OPTIONS, Settings, Sizes, environment, load_settings
+from fastload_common.config import OPTIONS, Settings, environment, load_settings
 from fastload_common.errors import ConfigError
-from fastload_common.units import GIB, KIB, MIB
+from fastload_common.units import GIB, MIB
 
 
 def test_defaults_are_those_of_the_registry() -> None:
@@ -210,23 +210,6 @@ def test_settings_that_contradict_name_both() -> None:
     assert load_settings({"memory_bytes": "8MiB"}, {}).memory_bytes == 8 * MIB
 
 
-@pytest.mark.parametrize(
-    ("extra", "concurrency", "chunk_bytes"),
-    [
-        ({}, 32, 8 * MIB),
-        ({"concurrency": 5}, 5, 8 * MIB),
-        ({"chunk_bytes": "64KiB"}, 32, 64 * KIB),
-        ({"memory_bytes": "1MiB"}, 32, MIB),
-        ({"memory_bytes": 7_999_999}, 32, 4 * MIB),
-        ({"memory_bytes": "64MiB", "chunk_bytes": "64MiB"}, 32, 64 * MIB),
-    ],
-)
-def test_sizes_are_as_set_or_as_assumed(
-    extra: dict[str, Any], concurrency: int, chunk_bytes: int
-) -> None:
-    assert load_settings(extra, {}).sizes == Sizes(concurrency, chunk_bytes)
-
-
 def test_settings_are_frozen_and_travel_between_processes() -> None:
     settings = load_settings({"concurrency": 3, "report": "/r"}, {})
     assert pickle.loads(pickle.dumps(settings)) == settings
@@ -276,7 +259,8 @@ def test_anything_is_settings_or_a_config_error_with_a_remedy(extra: dict[str, A
         failure = error
     if failure is None:
         assert "unknown" not in extra
-        assert settings.sizes.concurrency >= 1
-        assert settings.memory_bytes is None or settings.memory_bytes >= settings.sizes.chunk_bytes
+        assert settings.concurrency is None or settings.concurrency >= 1
+        if settings.memory_bytes is not None and settings.chunk_bytes is not None:
+            assert settings.memory_bytes >= settings.chunk_bytes
     else:
         assert failure.hint

@@ -54,7 +54,7 @@ def test_requests_begin_in_the_order_given(make: MakeFetcher) -> None:
     ]
 
 
-def test_all_workers_are_in_flight_at_once(make: MakeFetcher) -> None:
+def test_all_connections_are_in_use_at_once(make: MakeFetcher) -> None:
     gate = threading.Event()
     bench = make(ScriptedSource({"a": content(20_000)}, gate=gate), concurrency=6, slots=8)
     chunks = bench.chunks()
@@ -92,7 +92,7 @@ def test_short_ranges_take_no_whole_slots(make: MakeFetcher) -> None:
     assert bench.arena.peak_leased_bytes <= 4 * 10
 
 
-def test_one_slot_and_many_workers_do_not_deadlock(make: MakeFetcher) -> None:
+def test_one_slot_and_many_connections_do_not_deadlock(make: MakeFetcher) -> None:
     bench = make(ScriptedSource({"a": content(50_000)}), concurrency=16, slots=1)
     chunks = bench.chunks()
     assert bench.read(chunks) == bench.expected(chunks)

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastload_common.config import Settings
 from fastload_common.transfer.hedging import (
     Crowd,
     Flight,
@@ -132,7 +131,7 @@ def test_on_a_slow_load_a_slice_may_take_its_time() -> None:
 
 @pytest.mark.parametrize("read_timeout_s", [0.001, 1.0, 5.0, 20.0, 600.0])
 def test_nothing_waits_longer_than_the_read_timeout(read_timeout_s: float) -> None:
-    policy = SlowPolicy.from_settings(Settings(read_timeout_s=read_timeout_s))
+    policy = SlowPolicy.within(read_timeout_s)
     for flight in (WAITING, replace(WAITING, kills=50), replace(FLOWING, last_progress_s=0.0)):
         for observed in (Observed(), USUAL, seen(100.0, 1000.0)):
             verdict = policy.judge(read_timeout_s, flight, observed, idle=False)

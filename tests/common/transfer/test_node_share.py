@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastload_common.transfer.node_share import NodeShare, share_of
+from fastload_common.transfer.node_share import share_of
 
 
 @pytest.mark.parametrize(
@@ -39,12 +39,3 @@ def test_shares_add_up_exactly_and_nobody_gets_nothing(total: int, ranks: int) -
 def test_what_makes_no_sense_is_refused(total: int, rank: int, ranks: int) -> None:
     with pytest.raises(ValueError, match="wants a share"):
         share_of(total, rank, ranks)
-
-
-def test_all_budgets_of_a_rank() -> None:
-    budgets = {"connections": 100, "memory_bytes": 1001, "bytes_per_s": 500_000_001}
-    shares = [NodeShare.of(rank, 2, **budgets) for rank in range(2)]
-    assert shares[0] == NodeShare(50, 501, 250_000_001)
-    assert shares[1] == NodeShare(50, 500, 250_000_000)
-    uncapped = NodeShare.of(0, 1, connections=1, memory_bytes=1, bytes_per_s=None)
-    assert uncapped.bytes_per_s is None

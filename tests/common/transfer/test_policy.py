@@ -6,20 +6,10 @@ import random
 
 import pytest
 
-from fastload_common.config import Settings
 from fastload_common.transfer.policy import TransferPolicy
 
-POLICY = TransferPolicy.from_settings(Settings(deadline_s=60, concurrency=7))
+POLICY = TransferPolicy(7, 10, 5.0, 20.0, deadline_s=60)
 ALMOST_ONE = 1 - 2**-53
-
-
-def test_settings_are_taken_over() -> None:
-    settings = Settings(deadline_s=60, concurrency=7)
-    assert POLICY.concurrency == 7
-    assert POLICY.deadline_s == 60
-    assert POLICY.max_attempts == settings.max_attempts
-    assert POLICY.connect_timeout_s == settings.connect_timeout_s
-    assert POLICY.read_timeout_s == settings.read_timeout_s
 
 
 @pytest.mark.parametrize(

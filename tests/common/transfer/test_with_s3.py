@@ -42,7 +42,7 @@ class Loader:
     def __init__(self, source: ObjectSource) -> None:
         self.arena = Arena(CHUNK_BYTES, 4)
         self.stats = TransferStats()
-        policy = TransferPolicy.from_settings(SETTINGS)
+        policy = TransferPolicy(6, 2, SETTINGS.connect_timeout_s, SETTINGS.read_timeout_s)
         self.fetcher = Fetcher(source, self.arena, policy, SystemClock(), self.stats)
 
     def read(self, object_id: ObjectId) -> bytes:
