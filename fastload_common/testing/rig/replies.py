@@ -97,6 +97,8 @@ class Reply:
                         self.headers["connection"] = "close"
                 case _:
                     pass
+        if self.chunk_bytes is not None and self.closes == "client":
+            self.closes = ""  # chunks have an end: the client need not close to find it
 
     def _harm_object(self, plan: Plan) -> None:
         for effect in plan.effects:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 
 import pytest
@@ -105,6 +106,16 @@ def test_body_that_ends_with_the_connection(rig: Rig) -> None:
     answer = ask(rig)
     assert answer.body == DATA
     assert not {"content-length", "transfer-encoding"} & set(answer.headers)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_chunked_reply_needs_nobody_to_close(rig: Rig, order: int) -> None:
+    rig.faults = [Fault(Unframed(close=False)), Fault(Chunked(1000))][::order]
+    with contextlib.closing(connect(rig)) as connection:
+        for _ in range(2):
+            assert ask_on(connection).body == DATA
+    assert ends(rig) == ["complete", "complete"]
+    assert rig.log.connections == 1
 
 
 def test_body_that_only_the_client_ends(rig: Rig) -> None:
