@@ -71,10 +71,13 @@ def test_times_are_those_of_the_clock() -> None:
 
 def test_peaks(rig: Rig) -> None:
     rig.faults = [Fault(Stall())]
-    with sent(rig), sent(rig), sent(rig):
+    with sent(rig) as first, sent(rig) as second, sent(rig) as third:
         rig.log.wait_for(lambda: len(rig.log.stalled()) == 3)
         assert (rig.log.in_flight, rig.log.open_connections) == (3, 3)
         rig.release()
+        for raw in (first, second, third):  # who leaves before the last byte has left it
+            receive_head(raw)
+            assert receive(raw, len(DATA)) == DATA
         rig.log.wait_until_idle()
     rig.log.wait_until_unconnected()
     summary = rig.log.summary()
