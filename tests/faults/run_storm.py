@@ -67,7 +67,7 @@ def _run_all(arguments: Sequence[str], workers: int) -> dict[str, Any]:
     return {
         "ended": Counter(row["ended"] for row in found),
         "bad": sum(bool(row["bad"]) for row in found),
-        "longest_s": max((row["took_s"] for row in found), default=0.0),
+        "longest": max(((row["took_s"], row["seed"]) for row in found), default=(0.0, None)),
         "workers": [process.returncode for process in processes if process.returncode],
     }
 
@@ -88,7 +88,10 @@ def _rows(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
 def _summary(found: dict[str, Any], took_s: float) -> str:
     total = sum(found["ended"].values())
     kinds = ", ".join(f"{count} {name}" for name, count in found["ended"].most_common())
-    said = f"{total} loads in {took_s:.0f} s, the longest {found['longest_s']:.1f} s: {kinds}; "
+    longest_s, seed = found["longest"]
+    said = (
+        f"{total} loads in {took_s:.0f} s, the longest {longest_s:.1f} s (seed {seed}): {kinds}; "
+    )
     said += f"{found['bad']} bad"
     return said + (f"; workers ended with {found['workers']}" if found["workers"] else "")
 

@@ -136,8 +136,6 @@ def _like(first: Shape, seed: int) -> Shape:
     return replace(
         first,
         seed=seed,
-        chunk_bytes=min(other.chunk_bytes, first.slot_bytes),
-        holds=min(other.holds, first.slots - 1),
         pause_share=other.pause_share,
         leaves_after=other.leaves_after,
         kill_after_s=None,

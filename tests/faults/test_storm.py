@@ -27,7 +27,7 @@ def weather(monkeypatch: pytest.MonkeyPatch) -> Iterator[Weather]:
 def test_every_load_ends_with_its_bytes_or_the_error_of_its_faults(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    status = run_storm.main(["--loads", "80", "--workers", "4"])
+    status = run_storm.main(["--loads", "80", "--workers", "8"])
     said = capfd.readouterr().out
     assert "80 loads in " in said
     assert status == 0, said
