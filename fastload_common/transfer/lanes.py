@@ -18,7 +18,17 @@ from typing import Protocol
 from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.source.base import Receipt
 
-__all__ = ["Attempt", "Done", "Event", "Failed", "Lanes", "Post", "Progress", "Started"]
+__all__ = [
+    "Attempt",
+    "Done",
+    "Event",
+    "Failed",
+    "Lanes",
+    "Post",
+    "Progress",
+    "Restarted",
+    "Started",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +88,26 @@ class Done:
 class Failed:
     """The attempt has ended without all its bytes; ``error.received_bytes`` of them are good.
 
-    ``cancelled``: because `Lanes.cancel` was called, as far as is known.
+    ``cancelled``: because `Lanes.cancel` was called, as far as is known. ``innocent``: whatever
+    ended it had nothing to do with this request.
     """
 
     attempt_id: int
     at_s: float
     error: BaseException
     cancelled: bool = False
+    innocent: bool = False
 
 
-Event = Started | Progress | Done | Failed
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """It is asked once more from its start, in place of what came so far; it waits for that."""
+
+    attempt_id: int
+    at_s: float
+
+
+Event = Started | Progress | Restarted | Done | Failed
 
 Post = Callable[[Event], None]
 """Takes an event, from any thread, at once."""

@@ -58,9 +58,11 @@ class Mailbox:
         found: list[Event] = []
         for key, _ in self._selector.select(0 if self._posted else max(0.0, timeout_s)):
             if key.data is None:
-                self._awake = False  # before what was posted is taken, so that none is missed
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake_fd)
+                # After that, or a wake in between would be the last one ever; and before what was
+                # posted is taken, so that none is missed.
+                self._awake = False
             else:
                 found.extend(key.data())
         while self._posted:

@@ -146,6 +146,12 @@ class Racer:
         self.started_s = self.last_progress_s = at_s
         self.meter.add(at_s, 0)
 
+    def restart(self) -> None:
+        """What came so far does not count, and it waits for a connection again."""
+        self.started_s = self.first_byte_s = None
+        self.received_bytes = 0
+        self.meter = RateMeter()
+
     def progress(self, at_s: float, received_bytes: int, first_byte_s: float) -> None:
         if self.started_s is None:
             self.start(at_s - first_byte_s)

@@ -10,17 +10,25 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections import deque
 from collections.abc import Callable
 
 from fastload_common.clock import Clock, SystemClock
 from fastload_common.errors import RangeMismatchError, SourceUnavailableError
 from fastload_common.ranges import ObjectId
-from fastload_common.source.base import Receipt, Refusal, RemoteReads, SignedRead
+from fastload_common.source.base import Receipt, Refusal, RemoteReads
 from fastload_common.source.second_chance import may_be_chance
-from fastload_common.transfer.lanes import Attempt, Done, Event, Failed, Progress, Started
+from fastload_common.transfer.lanes import (
+    Attempt,
+    Done,
+    Event,
+    Failed,
+    Progress,
+    Restarted,
+    Started,
+)
 from fastload_common.transfer.mailbox import Mailbox
 from fastload_common.transfer.receiver_crew import Crew
+from fastload_common.transfer.receiver_dispatch import Dispatch
 from fastload_common.transfer.receiver_process import ReceiverSetup
 from fastload_common.transfer.receiver_tasks import Background, Member, Task
 from fastload_common.transfer.wire import Message, error_from
@@ -30,8 +38,6 @@ __all__ = ["ProcessLanes"]
 # A cancelled request that has not ended by then is ended with its process.
 _CANCEL_PATIENCE_S = 1.0
 _WATCH_S = 0.1
-# So many are signed before they are sent.
-_BATCH = 8
 _JUDGES = 4
 
 
@@ -63,14 +69,16 @@ class ProcessLanes:
         self._clock = clock or SystemClock()
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)  # for the thread that signs
         self._trouble = threading.Condition(self._lock)  # for the thread that watches
         self._tasks: dict[int, Task] = {}
-        self._pending: deque[Task] = deque()
         self._crew = Crew(setup, cpu_count or len(os.sched_getaffinity(0)), self._clock)
+        self._dispatch = Dispatch(
+            self._crew, self._lock, self._fail, self._is_live, self._sent, self._stuck
+        )
         self._judges = Background("fastload-judge", _JUDGES)
         self._has_threads = False
         self._closed = False
+        self._is_unwatched = False
 
     # The port; all by the owner's thread.
 
@@ -88,34 +96,14 @@ class ProcessLanes:
                 raise RuntimeError("these lanes are closed")
             self._tasks[attempt.id] = task
             if attempt.urgent:
-                self._pending.appendleft(task)
+                self._dispatch.pending.appendleft(task)
             else:
-                self._pending.append(task)
+                self._dispatch.pending.append(task)
         self._staff()
 
     def flush(self) -> None:
         """See `Lanes.flush`. What can be signed without waiting goes out now."""
-        touched: set[Member] = set()
-        with self._lock:
-            while self._pending:
-                task = self._pending[0]
-                member = self._crew.choose(task.attempt.position_bytes)
-                if member is None:
-                    break
-                attempt = task.attempt
-                try:
-                    signed = task.reads.sign_now(attempt.object_id, attempt.byte_range)
-                except BaseException as error:  # noqa: BLE001 -- it is the attempt's end
-                    self._fail(task, error)
-                    continue
-                if signed is None:
-                    self._work.notify()  # on the thread that may block
-                    break
-                self._pending.popleft()
-                self._assign(task, member)
-                self._send(task, signed)
-                touched.add(member)
-        self._flush(touched)
+        self._dispatch.flush()
 
     def cancel(self, attempt_id: int) -> None:
         """See `Lanes.cancel`."""
@@ -143,7 +131,7 @@ class ProcessLanes:
             self._staff()
             with self._lock:
                 self._crew.share_out(connections)
-                self._work.notify()
+                self._dispatch.work.notify()
             self._crew.flush()
 
     def close(self) -> None:
@@ -155,8 +143,7 @@ class ProcessLanes:
                 return
             self._closed = True
             self._tasks.clear()
-            self._pending.clear()
-            self._work.notify_all()
+            self._dispatch.close()
             self._trouble.notify_all()
         self._judges.close()
         for member in self._crew.members:
@@ -173,10 +160,10 @@ class ProcessLanes:
         """Have the threads, and as many receivers as the limit wants."""
         if not self._has_threads:
             self._has_threads = True
-            for name, target in (("sign", self._sign), ("watch", self._watch)):
+            for name, target in (("sign", self._dispatch.sign), ("watch", self._watch)):
                 threading.Thread(target=target, name=f"fastload-{name}", daemon=True).start()
         if not self._crew.lacks(self._limit):
-            if self._crew.broken is not None:
+            if self._crew.is_gone:
                 with self._lock:
                     self._fail_pending()
             return
@@ -186,7 +173,7 @@ class ProcessLanes:
             self._crew.share_out(self._limit)
             if self._crew.is_gone:
                 self._fail_pending()
-            self._work.notify()
+            self._dispatch.work.notify()
             self._trouble.notify()
         self._crew.flush()
 
@@ -197,6 +184,7 @@ class ProcessLanes:
             return self._bury(member)
         events: list[Event] = []
         with self._lock:
+            member.heard_s = self._clock.monotonic_s()
             for message in messages:
                 self._take(member, message, events)
         return events
@@ -223,12 +211,12 @@ class ProcessLanes:
                     f"the receiver process of this request is gone: {self._crew.why(member)}",
                     hint=self._crew.advice(member),
                 )
-                events.append(self._end(task, error))
+                events.append(self._end(task, error, innocent=True))
             else:
                 task.detach()
-                self._pending.appendleft(task)
+                self._dispatch.pending.appendleft(task)
         member.process.close()
-        self._work.notify()
+        self._dispatch.work.notify()
         return events
 
     def _take(self, member: Member, message: Message, events: list[Event]) -> None:
@@ -243,6 +231,8 @@ class ProcessLanes:
                     events.append(Progress(attempt_id, at_s, good_bytes, first_byte_s))
         elif kind == "ready":
             member.process.is_ready = True
+        elif kind == "alive":
+            pass  # that it was heard is all
         elif kind == "crashed":
             member.process.crash = values[0]
         else:
@@ -286,31 +276,38 @@ class ProcessLanes:
 
     # Ends; the caller holds the lock.
 
+    def _is_live(self, task: Task) -> bool:
+        return self._tasks.get(task.attempt.id) is task
+
     def _forget(self, task: Task) -> None:
         task.detach()
         self._tasks.pop(task.attempt.id, None)
 
-    def _end(self, task: Task, error: BaseException) -> Failed:
+    def _end(self, task: Task, error: BaseException, *, innocent: bool = False) -> Failed:
         self._forget(task)
         is_ours = task.is_cancelled and getattr(error, "retryable", False)
-        return Failed(task.attempt.id, self._clock.monotonic_s(), task.explained(error), is_ours)
+        now_s = self._clock.monotonic_s()
+        return Failed(task.attempt.id, now_s, task.explained(error), is_ours, innocent)
 
     def _fail(self, task: Task, error: BaseException) -> None:
         """Tell of an attempt's end, from any thread, unless it has ended already."""
         if self._tasks.get(task.attempt.id) is task:
-            if task in self._pending:
-                self._pending.remove(task)
+            if task in self._dispatch.pending:
+                self._dispatch.pending.remove(task)
             self._mailbox.post(self._end(task, error))
 
     def _fail_pending(self) -> None:
-        for task in list(self._pending):
+        for task in list(self._dispatch.pending):
             self._fail(task, self._crew.broken_error())
 
     def _ask_again(self, task: Task) -> None:
         task.detach()
+        task.is_started = False
         if self._tasks.get(task.attempt.id) is task:
-            self._pending.appendleft(task)
-            self._work.notify()
+            # What has come is not the beginning of what will.
+            self._mailbox.post(Restarted(task.attempt.id, self._clock.monotonic_s()))
+            self._dispatch.pending.appendleft(task)
+            self._dispatch.work.notify()
 
     # Threads of these lanes
 
@@ -329,72 +326,28 @@ class ProcessLanes:
             else:
                 self._ask_again(task)
 
-    def _sign(self) -> None:
-        """Hand attempts to receivers that have room, signed at that moment."""
-        while True:
-            with self._lock:
-                while not self._closed and not (batch := self._take_batch()):
-                    self._work.wait()
-                if self._closed:
-                    return
-            for task in batch:
-                self._hand_over(task)
-            del task
-            touched = {task.member for task in batch if task.member is not None}
-            batch.clear()
-            self._flush(touched)
+    def _sent(self, member: Member) -> None:
+        """A receiver is given an attempt; the caller holds the lock."""
+        member.is_asked(self._clock.monotonic_s())
+        if self._is_unwatched:
+            self._trouble.notify()
 
-    def _flush(self, members: set[Member]) -> None:
-        if [member for member in members if not member.process.flush()]:
-            with self._lock:
-                self._trouble.notify()
-
-    def _take_batch(self) -> list[Task]:
-        """Attempts that may be handed over now; the caller holds the lock."""
-        batch: list[Task] = []
-        while self._pending and len(batch) < _BATCH:
-            member = self._crew.choose(self._pending[0].attempt.position_bytes)
-            if member is None:
-                break
-            batch.append(self._pending.popleft())
-            self._assign(batch[-1], member)
-        return batch
-
-    @staticmethod
-    def _assign(task: Task, member: Member) -> None:
-        task.member = member
-        member.tasks[task.attempt.id] = task
-
-    def _hand_over(self, task: Task) -> None:
-        attempt = task.attempt
-        try:
-            signed = task.reads.sign(attempt.object_id, attempt.byte_range)
-        except BaseException as error:  # noqa: BLE001 -- it is the attempt's end
-            with self._lock:
-                self._fail(task, error)
-            return
+    def _stuck(self) -> None:
         with self._lock:
-            # Cancelled meanwhile, or its receiver is gone.
-            if task.member is not None and self._tasks.get(attempt.id) is task:
-                self._send(task, signed)
-
-    @staticmethod
-    def _send(task: Task, signed: SignedRead) -> None:
-        assert task.member is not None
-        task.signed = signed
-        task.is_sent = True
-        task.member.process.outbox.add(task.get(signed).message())
+            self._trouble.notify()
 
     def _watch(self) -> None:
         """Look after what should have happened by now."""
         with self._lock:
             while not self._closed:
-                self._trouble.wait(_WATCH_S if self._look_after() else None)
+                again_s = self._look_after()
+                self._is_unwatched = again_s is None
+                self._trouble.wait(again_s)
 
-    def _look_after(self) -> bool:
-        """Whether there is anything to look after; the caller holds the lock."""
-        is_needed = self._crew.look_after(self._clock.monotonic_s())
+    def _look_after(self) -> float | None:
+        """When to look again; None: when something is to be. The caller holds the lock."""
+        again_s = self._crew.look_after(self._clock.monotonic_s())
         for member in self._crew.take_reaped():
             for event in self._settle(member):
                 self._mailbox.post(event)
-        return is_needed or self._crew.has_unreaped
+        return again_s if not self._crew.has_unreaped else _WATCH_S

@@ -48,7 +48,8 @@ class Pump:
         self._clock = clock
         self._mailbox: Mailbox | None = None
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        # A generator may be collected, and call `finish`, wherever this thread allocates.
+        self._lock = threading.RLock()
         self._pid = os.getpid()
         self._next: Run | None = None
         self._run: Run | None = None

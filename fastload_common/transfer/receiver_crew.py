@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 _MOST_DEATHS = 8
 _MOST_FALSE_STARTS = 1
 _START_PATIENCE_S = 30.0
+# One that has work says something once a second.
+_DEAF_S = 15.0
+_LOOK_S, _LOOK_SOON_S = 1.0, 0.1
 _END_PATIENCE_S = 0.5
 _KILL_PATIENCE_S = 2.0
 
@@ -105,7 +108,7 @@ class Crew:
         """
         place = position_bytes // MIB
         known = self._homes.get(place)
-        if known is not None and len(known.tasks) < known.share and known in self.members:
+        if known in self.members and known.room > 0 and len(known.tasks) < known.share:
             return known
         free = [member for member in self.members if member.room > 0]
         best = min(free, key=lambda member: len(member.tasks) / member.share, default=None)
@@ -113,24 +116,29 @@ class Crew:
             self._homes[place] = best
         return best
 
-    def look_after(self, now_s: float) -> bool:
-        """End receivers that do not do what they were told; whether there is anything to watch."""
-        is_needed = False
+    def look_after(self, now_s: float) -> float | None:
+        """End receivers that do not do what they were told; when to look again, if at all."""
+        again_s: float | None = None
         for member in self.members:
             cancelled = [task.overdue_s for task in member.tasks.values() if task.overdue_s]
-            is_needed = is_needed or bool(cancelled) or not member.process.is_ready
+            if member.tasks:
+                again_s = again_s or _LOOK_S
+            if cancelled or not member.process.is_ready:
+                again_s = _LOOK_SOON_S
             if not member.process.outbox.is_empty:
-                is_needed = True
+                again_s = _LOOK_SOON_S
                 member.process.flush()
             if not member.why_ended:
                 if any(now_s > overdue_s for overdue_s in cancelled):
                     member.why_ended = "a request did not heed its abort"
                 elif not member.process.is_ready and now_s > member.started_s + _START_PATIENCE_S:
                     member.why_ended = f"it did not start within {_START_PATIENCE_S:g} s"
+                elif member.is_deaf(now_s, _DEAF_S):
+                    member.why_ended = f"it has said nothing for {_DEAF_S:g} s"
                 if member.why_ended:
                     _log.warning("a receiver process is ended: %s", member.why_ended)
                     member.process.kill()
-        return is_needed
+        return again_s
 
     def lay_off(self, member: Member) -> bool:
         """A receiver has hung up: end it, and count that; whether it is gone."""

@@ -57,6 +57,7 @@ class _Receiver:
         self._limit = 0
         self._threads = 0
         self._idle = 0
+        self._alive_s = 0.0
 
     def serve(self) -> NoReturn:
         data, fds, _, _ = socket.recv_fds(self._peer, _HELLO_BYTES, 1)
@@ -189,6 +190,11 @@ class _Receiver:
                     rows.append([attempt_id, *progress])
             if rows:
                 self._outbox.add(["progress", now_s, rows])
+            elif now_s - self._alive_s >= _PARENT_CHECK_S and (self._running or self._waiting):
+                self._outbox.add(["alive"])
+            else:
+                return
+            self._alive_s = now_s
 
     def _send(self, message: Message) -> None:
         self._outbox.add(message)

@@ -90,6 +90,7 @@ class Member:
         share: how many of them it may run at once.
         started_s: when it was started.
         why_ended: set when we ended it on purpose.
+        heard_s: when it last said something, or had to.
     """
 
     process: ReceiverProcess
@@ -97,6 +98,17 @@ class Member:
     tasks: dict[int, Task] = field(default_factory=dict)
     share: int = 0
     why_ended: str = ""
+    heard_s: float = 0.0
+
+    def is_asked(self, now_s: float) -> None:
+        """It is given something; if it had nothing, its silence begins now."""
+        if not any(task.is_sent for task in self.tasks.values()):
+            self.heard_s = now_s
+
+    def is_deaf(self, now_s: float, patience_s: float) -> bool:
+        """Whether it has work and has said nothing for so long."""
+        is_silent = self.process.is_ready and now_s > self.heard_s + patience_s
+        return is_silent and any(task.is_sent for task in self.tasks.values())
 
     @property
     def room(self) -> int:

@@ -16,9 +16,25 @@ from collections.abc import Iterable
 
 from fastload_common.errors import SourceError
 from fastload_common.source.base import Receipt
-from fastload_common.transfer.faults import explained, is_throttling, slow_error
-from fastload_common.transfer.hedging import Crowd, Verdict
-from fastload_common.transfer.lanes import Attempt, Done, Event, Failed, Lanes, Progress, Started
+from fastload_common.transfer.faults import (
+    counts,
+    explained,
+    is_throttling,
+    late_error,
+    slow_error,
+)
+from fastload_common.transfer.hedging import Verdict
+from fastload_common.transfer.judging import JUDGE_EVERY_S, Judge
+from fastload_common.transfer.lanes import (
+    Attempt,
+    Done,
+    Event,
+    Failed,
+    Lanes,
+    Progress,
+    Restarted,
+    Started,
+)
 from fastload_common.transfer.parts import Part, Racer
 from fastload_common.transfer.run import Run, Staging, StagingSlot
 from fastload_common.transfer.stats import TransferStats
@@ -26,9 +42,6 @@ from fastload_common.transfer.tuning import Tuning
 from fastload_common.transfer.work_queue import WorkQueue
 
 __all__ = ["Scheduler"]
-
-# How often attempts on the wire are looked at.
-JUDGE_EVERY_S = 0.05
 
 
 class Scheduler:
@@ -51,13 +64,12 @@ class Scheduler:
         self._run: Run | None = None
         self._work = WorkQueue(staging, tuning)
         self._limit = self._room = 0
-        self._crowd = Crowd()
-        self._judged_s = -math.inf
+        self._judge = Judge(tuning)
         self._not_before_s = -math.inf
 
     @property
     def starving(self) -> bool:
-        """Whether a chunk waits for memory, so that the next release should wake us."""
+        """Whether the next release of memory should wake us."""
         return self._work.starving
 
     def begin(self, run: Run) -> None:
@@ -65,6 +77,7 @@ class Scheduler:
 
         What of it has not ended in spite of that gives its memory back when it does.
         """
+        self.abandon()
         self._left_behind.update(self._racers)
         self._racers.clear()
         self._run = run
@@ -83,6 +96,8 @@ class Scheduler:
                     had_bytes = racer.received_bytes
                     racer.progress(event.at_s, event.received_bytes, event.first_byte_s)
                     self._tuning.ramp.received(now_s, racer.received_bytes - had_bytes)
+                case Restarted():
+                    racer.restart()
                 case Done():
                     self._end(racer)
                     self._succeeded(racer, event.receipt, now_s)
@@ -185,40 +200,30 @@ class Scheduler:
     # Slow requests
 
     def _judge_all(self, now_s: float) -> None:
-        if not self._tuning.policy.hedging or now_s - self._judged_s < JUDGE_EVERY_S:
-            return
-        self._judged_s = now_s
         idle = self._work.is_empty and len(self._racers) < self._limit
-        flights = [
-            (racer, flight)
-            for racer in self._racers.values()
-            if not racer.cancelled and (flight := racer.flight(now_s)) is not None
-        ]
-        self._crowd.look(now_s, [flight for _, flight in flights])
-        slow, observed = self._tuning.slow, self._tuning.observed
-        for racer, flight in flights:
-            verdict = slow.judge(now_s, flight, observed, idle=idle, crowd=self._crowd)
+        for racer, verdict in self._judge.slow(self._racers.values(), now_s, idle=idle):
             silent_s = now_s - racer.last_progress_s
             if verdict is Verdict.KILL:
                 self._kill(racer, silent_s)
-            elif verdict is Verdict.HEDGE and not racer.is_hedge and racer.part.hedge is None:
+            elif not racer.is_hedge and racer.part.hedge is None:
                 self._hedge(racer, silent_s, now_s)
 
     def _hedge(self, racer: Racer, silent_s: float, now_s: float) -> None:
-        run = self._run
-        assert run is not None
+        run, tuning = racer.part.chunk.run, self._tuning
         missing_bytes = racer.size_bytes - racer.received_bytes
-        hedges = self._tuning.hedges
-        if missing_bytes <= 0 or not hedges.try_take(missing_bytes, run.delivered_bytes):
+        if missing_bytes <= 0 or (tuning.bucket and tuning.bucket.delay_s(now_s, missing_bytes)):
             return
-        slot = self._staging.try_lease(missing_bytes)
-        if slot is None:
-            hedges.settle(missing_bytes, 0)
-            if silent_s > 2 * JUDGE_EVERY_S:
-                self._kill(racer, silent_s)  # costs no memory, and what is silent brings nothing
+        if not tuning.hedges.try_take(missing_bytes, run.delivered_bytes):
             return
-        self._stats.hedged()
-        self._start(racer.part, now_s, slot)
+        slot = self._work.spare_slot(missing_bytes)
+        if slot is not None:
+            self._stats.hedged()
+            self._start(racer.part, now_s, slot)
+            return
+        tuning.hedges.settle(missing_bytes, 0)
+        # Ending it costs no memory. But once: it may be the store's way to be slow.
+        if silent_s > 2 * JUDGE_EVERY_S and not racer.part.kills:
+            self._kill(racer, silent_s)
 
     def _kill(self, racer: Racer, silent_s: float) -> None:
         racer.killed = (
@@ -308,25 +313,26 @@ class Scheduler:
         if not part.missing_bytes:
             self._race_over(part)
         elif not racer.cancelled or racer.killed:
-            self._failed(racer, event.error, good_bytes, now_s)
+            self._failed(racer, event, good_bytes, now_s)
         elif part.primary is None and part.hedge is None:
             self._work.again(part, now_s)
 
-    def _failed(self, racer: Racer, error: BaseException, good_bytes: int, now_s: float) -> None:
+    def _failed(self, racer: Racer, event: Failed, good_bytes: int, now_s: float) -> None:
         """An attempt ended before its time: ask again, or give up."""
-        run, part, policy = self._run, racer.part, self._tuning.policy
-        assert run is not None
-        if racer.killed:
-            error = slow_error(racer)
+        part, policy = racer.part, self._tuning.policy
+        run = part.chunk.run
+        error = slow_error(racer) if racer.killed else event.error
+        if isinstance(error, SourceError):
+            run.note_fault(error)
+            if racer.is_hedge and part.primary is not None:
+                return  # which will tell, should it be the store that refuses
         if not isinstance(error, SourceError) or not error.retryable:
             run.fail(explained(error, part))
             return
         if is_throttling(error):
             self._tuning.throttle.throttled(now_s, error.fields.get("retry_after_s"))
-        run.note_fault(error)
-        # Ending it was our choice: it counts only when the connection would have given up too.
-        counts = not racer.killed or now_s - racer.last_progress_s >= policy.read_timeout_s
-        part.counted += counts and good_bytes < policy.progress_bytes
+        if good_bytes < policy.progress_bytes and not event.innocent:
+            part.counted += counts(racer, now_s, policy)
         if part.primary is not None or part.hedge is not None:
             return  # the other one runs on
         if part.counted >= policy.max_attempts:
@@ -336,14 +342,10 @@ class Scheduler:
         if not racer.killed or part.counted > 1:
             asked_s = error.fields.get("retry_after_s")
             delay_s = policy.backoff_delay_s(part.counted, self._tuning.random, asked_s)
-        remaining_s = run.remaining_s()
-        if remaining_s is not None and delay_s >= remaining_s:
-            # Waiting out the deadline would change nothing.
-            late = run.deadline_error()
-            late.__cause__ = error
+        if (late := late_error(run, delay_s, error)) is not None:
             run.fail(late)
-            return
-        self._work.again(part, now_s + delay_s)
+        else:
+            self._work.again(part, now_s + delay_s)
 
     def _race_over(self, part: Part) -> None:
         """All its bytes are good: end whoever still runs, deliver the chunk if it is whole."""
@@ -352,12 +354,11 @@ class Scheduler:
         part.is_over = True
         if part.hedge is not None:
             self._cancel(part.hedge)
-        chunk, run = part.chunk, self._run
+        chunk = part.chunk
         chunk.unfinished -= 1
-        if chunk.unfinished or run is None or chunk.given_up:
-            return
-        del self._work.open[chunk.index]
-        run.deliver(chunk.chunk, chunk.slot)
+        if not (chunk.unfinished or chunk.given_up):
+            del self._work.open[chunk.index]
+            chunk.run.deliver(chunk.chunk, chunk.slot)
 
     def _take(self, racer: Racer, good_bytes: int) -> None:
         """Use what a hedge has; its memory goes back."""
@@ -392,8 +393,8 @@ class Scheduler:
         times = []
         if self._not_before_s > now_s:
             times.append(self._not_before_s)
-        elif self._work.due_s is not None and len(self._racers) < self._room:
-            times.append(self._work.due_s)
-        if self._racers and self._tuning.policy.hedging:
-            times.append(self._judged_s + JUDGE_EVERY_S)
+        elif (due_s := self._work.due_s) is not None and len(self._racers) < self._room:
+            times.append(due_s)
+        if self._racers:
+            times.append(self._judge.next_s)
         return max(0.0, min(times, default=math.inf) - now_s)

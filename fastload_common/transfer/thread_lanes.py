@@ -120,6 +120,8 @@ class ThreadLanes:
                     lane.abort()
                 if self._ended.wait_for(self._all_ended, _ABORT_REPEAT_S):
                     break
+        if self._aborter is not None:
+            self._aborter.join(_CLOSE_PATIENCE_S)
         for lane in self._lanes:
             lane.thread.join(_ABORT_REPEAT_S)
             if lane.thread.is_alive():

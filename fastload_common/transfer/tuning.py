@@ -17,8 +17,9 @@ from fastload_common.units import MIB
 
 __all__ = ["Tuning", "make_tuning"]
 
-# At the start of a load, before a share of what it has received is more.
-_LEAST_HEDGED_BYTES = 32 * MIB
+# What hedges may cost at the start of a load, before a share of what it has received is more.
+_HEDGED_CHUNKS = 4
+_MOST_HEDGED_BYTES = 32 * MIB
 
 
 @dataclass(slots=True)
@@ -65,7 +66,11 @@ def make_tuning(
         slow=SlowPolicy.within(policy.read_timeout_s),
         throttle=Throttle(policy.concurrency),
         ramp=Ramp(start, policy.concurrency),
-        hedges=HedgeBudget(floor_bytes=max(_LEAST_HEDGED_BYTES, 2 * policy.burst_bytes)),
+        hedges=HedgeBudget(
+            floor_bytes=max(
+                policy.burst_bytes, min(_MOST_HEDGED_BYTES, _HEDGED_CHUNKS * policy.burst_bytes)
+            )
+        ),
         bucket=bucket,
         random=random,
     )

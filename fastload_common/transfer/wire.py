@@ -5,7 +5,8 @@ receiver runs the very files that its parent was loaded from. Only the standard 
 
     parent: ["hello", {...}] with the staging memory's descriptor, ["limit", connections],
             ["get", {...}] (see `Get`), ["cancel", id]
-    child:  ["ready"], ["started", id, at_s], ["progress", at_s, [[id, bytes, first_byte_s], ...]],
+    child:  ["ready"], ["alive"] (where there is work, and nothing else to say for a second),
+            ["started", id, at_s], ["progress", at_s, [[id, bytes, first_byte_s], ...]],
             ["done", id, at_s, bytes, first_byte_s, total_s, new_connection],
             ["failed", id, at_s, error, new_connection], ["crashed", text],
             ["refused", id, at_s, status, headers, body]

@@ -13,7 +13,7 @@ from collections import deque
 from fastload_common.errors import StagingError
 from fastload_common.transfer.bandwidth import capped_part_bytes
 from fastload_common.transfer.parts import OpenChunk, Part
-from fastload_common.transfer.run import Run, Staging
+from fastload_common.transfer.run import Run, Staging, StagingSlot
 from fastload_common.transfer.sizing import part_bytes
 from fastload_common.transfer.tuning import Tuning
 
@@ -65,6 +65,13 @@ class WorkQueue:
         if not self._parts and self._closed:
             self._open_next(run, connections)
         return self._parts.popleft() if self._parts else None
+
+    def spare_slot(self, size_bytes: int) -> StagingSlot | None:
+        """Memory for what can be done without; None: there is none."""
+        try:
+            return self._staging.try_lease(size_bytes)
+        except StagingError:
+            return None
 
     def put_back(self, part: Part) -> None:
         """It may not begin yet: it is the next one again."""

@@ -101,7 +101,7 @@ class LanesBench:
             (m.process.pid, m.share, list(m.tasks), m.process.is_ready, m.why_ended)
             for m in lanes._crew.members
         ]
-        pending = [task.attempt.id for task in lanes._pending]
+        pending = [task.attempt.id for task in lanes._dispatch.pending]
         return f"tasks {tasks}, pending {pending}, receivers {receivers}, {self.events[-5:]}"
 
     def end_of(self, attempt_id: int) -> Done | Failed:

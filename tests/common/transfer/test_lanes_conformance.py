@@ -20,7 +20,7 @@ from fastload_common.ranges import ObjectId
 from fastload_common.source.s3 import S3Source
 from fastload_common.source.uri import s3_location
 from fastload_common.testing.fault_server import Fault, FaultServer
-from fastload_common.transfer.lanes import Done, Failed, Progress, Started
+from fastload_common.transfer.lanes import Done, Failed, Progress, Restarted, Started
 from tests.common.transfer.lanes_bench import LanesBench, content, receiver_pids
 
 SIZE = 1_000_000
@@ -229,7 +229,8 @@ def test_s19_a_reply_that_is_not_the_range_is_asked_once_more(
     attempt_id = bench.start(key(server), 100, 200)
     assert isinstance(bench.end_of(attempt_id), Done)
     assert bench.memory(attempt_id) == DATA[100:200]
-    assert len(bench.of(attempt_id, Started)) == 1
+    # Told of, where the second reply does not come within the same call of a receiver.
+    assert len(bench.of(attempt_id, Started)) == 1 + len(bench.of(attempt_id, Restarted))
     assert len(server.seen("GET")) == 2
     server.script("GET", "bucket/m/key", [], then=Fault(ignore_range=True))
     error = bench.failure(bench.start(key(server), 100, 200)).error
