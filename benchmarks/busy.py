@@ -7,9 +7,11 @@ Two comparisons, over HTTP and TLS, 8 MiB ranges, 8 connections, warm:
 - ``limited``: all replies together come at 200 MB/s at most, so that the machine's CPUs are not
   full; throughput with the computing thread over throughput without one.
 - ``unlimited``: throughput with the computing thread over throughput with the same computation
-  in another process, which takes as much CPU but not the interpreter's lock.
+  in another process, which takes as much CPU but not the interpreter's lock. Beside it, without a
+  bar, the literal ratio: over throughput with no computation anywhere. On a machine whose CPUs
+  are full it says what any computation takes.
 
-Each client runs once with and once without in each round, in shuffled order; figures are medians
+Each client runs once each way in each round, in shuffled order; figures are medians
 of the ratios within a round. The bar for fastload: >= 0.90 in all four. The others are there for
 scale, and receive less.
 """
@@ -71,21 +73,32 @@ def run(
     object_bytes = max(MIB, int(OBJECT_BYTES * scale) // MIB * MIB)
     items = objects_of(max(TOTAL_BYTES.values()) // OBJECT_BYTES, object_bytes)
     warm = Item("warm.safetensors", max(MIB, int(CONNECTIONS * CHUNK_BYTES * scale) // MIB * MIB))
-    # The floor has no interpreter that could be busy.
-    runs = [(name, busy) for name in names for busy in (False, True)]
-    runs = [one for one in runs if one != ("C floor", True)]
     rows = []
     for scheme, (case, network) in itertools.product(schemes, CASES.items()):
         with S3Server(programs, (*items, warm), network, tls=scheme == "https") as server:
+            runs = _runs(names, case)
             for number in range(rounds):
-                for name, busy in random.sample(runs, len(runs)):
+                for name, busy, alone in random.sample(runs, len(runs)):
                     taken = items[: TOTAL_BYTES[name] // OBJECT_BYTES]
                     work = Work(PEERS[name].client, taken, CHUNK_BYTES, CONNECTIONS, warm, busy)
                     row: dict[str, Any] = {"scheme": scheme, "case": case, "client": name}
-                    row |= {"round": number, "busy": busy}
-                    with computing_process(case == "unlimited" and not busy):
+                    row |= {"round": number, "busy": busy, "alone": alone}
+                    with computing_process(case == "unlimited" and not busy and not alone):
                         rows.append(row | _figures(work, server, programs))
     return rows
+
+
+def _runs(names: list[str], case: str) -> list[tuple[str, bool, bool]]:
+    """Client, whether its process computes, whether nobody does."""
+    # The floor has no interpreter that could be busy.
+    ways = [(False, case == "limited"), (True, False)]
+    ways += [(False, True)] if case == "unlimited" else []
+    return [
+        (name, busy, alone)
+        for name in names
+        for busy, alone in ways
+        if name != "C floor" or not busy
+    ]
 
 
 def _figures(work: Work, server: S3Server, programs: Programs) -> dict[str, Any]:
@@ -109,24 +122,31 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for row in sorted(rows, key=_place):
         key = f"{row['client']}, {row['scheme']}, {row['case']}"
-        found.setdefault(key, {"busy": {}, "idle": {}})
+        found.setdefault(key, {"busy": {}, "beside": {}, "alone": {}})
         if "gib_per_s" in row:
-            found[key]["busy" if row["busy"] else "idle"][row["round"]] = row["gib_per_s"]
-    return {key: _summary(speeds["busy"], speeds["idle"]) for key, speeds in found.items()}
+            kind = "busy" if row["busy"] else "alone" if row["alone"] else "beside"
+            found[key][kind][row["round"]] = row["gib_per_s"]
+    return {key: _summary(**speeds) for key, speeds in found.items()}
 
 
 def _place(row: dict[str, Any]) -> tuple[str, str, int]:
     return row["scheme"], row["case"], list(TOTAL_BYTES).index(row["client"])
 
 
-def _summary(busy: dict[int, float], idle: dict[int, float]) -> dict[str, Any]:
+def _summary(
+    busy: dict[int, float], beside: dict[int, float], alone: dict[int, float]
+) -> dict[str, Any]:
+    idle = beside or alone
     kept = sorted(busy[number] / idle[number] for number in busy if number in idle)
+    literal = [busy[number] / alone[number] for number in busy if number in alone]
     return {
         "gib_per_s": round(statistics.median(idle.values()), 3) if idle else None,
         "gib_per_s_busy": round(statistics.median(busy.values()), 3) if busy else None,
         "kept": round(statistics.median(kept), 3) if kept else None,
         "kept_min": round(kept[0], 3) if kept else None,
         "kept_max": round(kept[-1], 3) if kept else None,
+        "gib_per_s_alone": round(statistics.median(alone.values()), 3) if alone else None,
+        "literal": round(statistics.median(literal), 3) if literal else None,
     }
 
 
@@ -166,12 +186,12 @@ def main() -> int:
     found["ratios"] = ratios(found["rows"])
     found["link_rate"] = LINK_RATE
     if not options.json:
-        print(f"{'':30} {'GiB/s':>7} {'busy':>7} {'kept':>6} {'min..max':>13}")
+        print(f"{'':30} {'GiB/s':>7} {'busy':>7} {'kept':>6} {'min..max':>13} {'literal':>8}")
         for key, row in found["ratios"].items():
             spread = f"{row['kept_min']}..{row['kept_max']}"
             print(
                 f"{key:30} {row['gib_per_s']!s:>7} {row['gib_per_s_busy']!s:>7} "
-                f"{row['kept']!s:>6} {spread:>13}"
+                f"{row['kept']!s:>6} {spread:>13} {row['literal']!s:>8}"
             )
     bars = [
         Bar(f"throughput kept by {key}", row["kept"], BAR, at_least=True)

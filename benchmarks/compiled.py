@@ -12,7 +12,7 @@ NO_COMPILER = "skipped: no C compiler (cc, gcc or clang)"
 NO_TLS = "skipped TLS: no OpenSSL headers"
 
 _SOURCES = Path(__file__).parent / "native"
-_SERVER = ("s3_server.c", "content.c", "pace.c", "wire.c")
+_SERVER = ("s3_server.c", "content.c", "pace.c", "times.c", "wire.c")
 _CLIENT = ("range_client.c",)
 
 

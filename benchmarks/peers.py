@@ -1,11 +1,13 @@
-"""CPU and wall time of fastload beside its peers and a floor in C: same objects, one store.
+"""CPU and wall time of fastload beside its peers and a floor in C: one store, objects alike.
 
     python -m benchmarks.peers [--json] [--quick] [--rounds 5] [--only NAME,NAME]
 
-Loopback, 8 MiB ranges, 8 connections, HTTP and TLS 1.3 (AES-128-GCM). Each client runs alone in
-a process of its own, with open connections and touched memory where it allows that; its children
-are counted. All deliver into memory of the loader's, so what comes in memory of the client's own
-is copied there (see each client's module). Bytes are checked at both ends of every part.
+Loopback, 8 MiB ranges, 8 connections (``fastload defaults``: what it chooses), HTTP and TLS 1.3
+(AES-128-GCM). Most peers receive half of the objects: the table says how many GiB each got. Each
+client runs alone in a process of its own, with open connections and touched memory where it
+allows that; its children are counted. All deliver into memory of the loader's, so what comes in
+memory of the client's own is copied there (see each client's module). Bytes are checked at both
+ends of every part.
 
 In each round every client runs once, in shuffled order. Figures are medians over the rounds, and
 ratios are medians of the ratios *within a round*, so that other load on the machine weighs on
@@ -58,6 +60,7 @@ class Sample:
     cpu_s_per_gib: float
     gib_per_s: float
     peak_bytes: int = 0
+    size_bytes: int = 0
 
 
 def run(
@@ -86,7 +89,8 @@ def _measure(
 ) -> Cost:
     peer = PEERS[name]
     taken = items[: max(1, round(len(items) * peer.share))]
-    work = Work(peer.client, taken, CHUNK_BYTES, CONNECTIONS, warm, options=peer.options)
+    shape = (0, 0) if peer.own_shape else (CHUNK_BYTES, CONNECTIONS)
+    work = Work(peer.client, taken, *shape, warm, options=peer.options)
     cost = measure(work, server, programs, sample_every_s=SAMPLE_EVERY_S)
     if not cost.ended:
         raise ClientFailedError(f"{name}: did not end in time")
@@ -95,7 +99,8 @@ def _measure(
 
 def _sample(scheme: str, name: str, number: int, cost: Cost) -> Sample:
     gib = cost.size_bytes / GIB
-    return Sample(scheme, name, number, cost.cpu_s / gib, gib / cost.wall_s, cost.peak_bytes)
+    speed = gib / cost.wall_s
+    return Sample(scheme, name, number, cost.cpu_s / gib, speed, cost.peak_bytes, cost.size_bytes)
 
 
 def summarize(samples: list[Sample]) -> dict[str, dict[str, Any]]:
@@ -118,6 +123,7 @@ def _row(own: list[Sample], pairs: list[tuple[Sample, Sample]]) -> dict[str, Any
     wall = [other.gib_per_s / mine.gib_per_s for mine, other in pairs]
     return {
         "rounds": len(own),
+        "bytes": own[0].size_bytes,
         "cpu_s_per_gib": round(statistics.median(s.cpu_s_per_gib for s in own), 3),
         "gib_per_s": round(statistics.median(s.gib_per_s for s in own), 3),
         "peak_mib": round(statistics.median(s.peak_bytes for s in own) / MIB),
@@ -142,14 +148,15 @@ def _print_table(rows: dict[str, dict[str, Any]], absent: dict[str, str]) -> Non
     for scheme, clients in rows.items():
         print(f"\n{scheme}, {CHUNK_BYTES // MIB} MiB ranges, {CONNECTIONS} connections; medians")
         print(
-            f"{'client':12} {'CPU s/GiB':>10} {'GiB/s':>7} {'peak MiB':>9} "
+            f"{'client':17} {'GiB':>5} {'CPU s/GiB':>10} {'GiB/s':>7} {'peak MiB':>9} "
             f"{'fastload CPU':>13} {'min..max':>13} {'wall':>6}"
         )
         for client, row in sorted(clients.items(), key=lambda item: item[1]["cpu_s_per_gib"]):
             spread = f"{row['fastload_cpu_ratio_min']}..{row['fastload_cpu_ratio_max']}"
             print(
-                f"{client:12} {row['cpu_s_per_gib']:10.3f} {row['gib_per_s']:7.2f} "
-                f"{row['peak_mib']:9} {row['fastload_cpu_ratio']!s:>12}x {spread:>13} "
+                f"{client:17} {row['bytes'] / GIB:5.2f} {row['cpu_s_per_gib']:10.3f} "
+                f"{row['gib_per_s']:7.2f} {row['peak_mib']:9} "
+                f"{row['fastload_cpu_ratio']!s:>12}x {spread:>13} "
                 f"{row['fastload_wall_ratio']!s:>5}x"
             )
     for client, why in absent.items():

@@ -21,12 +21,14 @@ class Peer:
         about: what a reader of the results must know.
         share: part of the objects that it receives, so that slow clients do not take for ever.
         options: for the client; ``environment`` holds variables.
+        own_shape: it chooses connections and chunks by itself.
     """
 
     client: str
     about: str
     share: float = 1.0
     options: dict[str, Any] = field(default_factory=dict)
+    own_shape: bool = False
 
 
 def _runai(owned: bool, **variables: str) -> dict[str, Any]:
@@ -37,6 +39,9 @@ def _runai(owned: bool, **variables: str) -> dict[str, Any]:
 PEERS: dict[str, Peer] = {
     "C floor": Peer("floor", "recv or SSL_read into touched buffers, unsigned"),
     "fastload": Peer("fastload", "source, signing, fetcher and staging memory"),
+    "fastload defaults": Peer(
+        "fastload", "the same with connections and chunks of its own choice", own_shape=True
+    ),
     "libcurl": Peer("curl", "through ctypes in threads, unsigned: the other way to fetch", 0.5),
     "boto3": Peer("boto", "get_object in threads, readinto touched memory", 0.5),
     "awscrt": Peer("crt", "S3Client, parts copied to touched memory", 0.5),

@@ -23,14 +23,32 @@ void pace_sleep_until(double instant_s) {
     }
 }
 
-void pace_link(long bytes) {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static double free_s; /* when all turns that were given are over */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static double free_s;  /* when all turns that were given are over */
+static double weights; /* of all connections that send now */
+
+void pace_begin(struct fate *fate) {
+    pthread_mutex_lock(&lock);
+    weights += fate->weight;
+    pthread_mutex_unlock(&lock);
+    fate->due_s = pace_now_s();
+}
+
+void pace_end(const struct fate *fate) {
+    pthread_mutex_lock(&lock);
+    weights -= fate->weight;
+    pthread_mutex_unlock(&lock);
+}
+
+void pace_link(struct fate *fate, long bytes) {
     if (pace.link_rate <= 0) return;
     pthread_mutex_lock(&lock);
     double earliest_s = pace_now_s() - GRACE_S;
     if (free_s < earliest_s) free_s = earliest_s;
     double turn_ends_s = free_s += bytes / pace.link_rate;
+    /* Turns alone would give a slow connection as much as any other. */
+    fate->due_s += bytes / pace.link_rate * weights / fate->weight;
+    if (fate->slow && turn_ends_s < fate->due_s) turn_ends_s = fate->due_s;
     pthread_mutex_unlock(&lock);
     pace_sleep_until(turn_ends_s);
 }
@@ -45,13 +63,14 @@ static double draw(uint64_t number) {
 struct fate pace_fate(unsigned long request) {
     uint64_t number = ((uint64_t)pace.seed << 40) + 2 * request;
     double kind = draw(number), place = draw(number + 1);
-    struct fate fate = {0, pace.latency_s, pace.connection_rate, 2};
+    struct fate fate = {0, pace.latency_s, pace.connection_rate, 2, 1, 0};
     if (kind < pace.stall_share) {
         fate.stall_at = place < 0.5 ? 0 : 2 * place - 1;
     } else if (kind < pace.stall_share + pace.slow_share) {
         fate.slow = 1;
         fate.latency_s *= pace.slow_factor;
         fate.rate /= pace.slow_factor;
+        fate.weight /= pace.slow_factor;
     }
     return fate;
 }

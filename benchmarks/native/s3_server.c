@@ -6,13 +6,16 @@
  *     --latency-ms MS               before the first byte of each reply
  *     --connection-rate BYTES_PER_S of one reply
  *     --link-rate BYTES_PER_S       of all replies together, connections taking turns
- *     --slow-share P --slow-factor X   a share of the GETs takes X times as long
+ *     --slow-share P --slow-factor X   a share of the GETs takes X times as long, also where the
+ *                                   link is full
  *     --stall-share P               a share of the GETs never ends
  *     --seed N                      chooses which
  *
  * Listens on a free port of 127.0.0.1 and prints the port. Each line on standard input is
  * answered with one line of JSON, the counters since the last one, which then start again at
- * zero; it ends when standard input closes, with a last such line.
+ * zero; it ends when standard input closes, with a last such line. The times in it are those of
+ * GETs, from the request to the reply's last byte, stalled ones left out; of one whose connection
+ * the client closed, what the whole would have taken at that pace.
  *
  * Path style, any bucket: GET and HEAD with Range and If-Match, ListObjectsV2 (one page), HEAD of
  * the bucket. Keep-alive. No authentication: what is measured is the client. What objects hold is
@@ -36,6 +39,7 @@
 
 #include "content.h"
 #include "pace.h"
+#include "times.h"
 
 enum { REQUEST_LIMIT = 16384, REPLY_LIMIT = 1024, PACED_BYTES = 256 << 10, FREE_BYTES = 1 << 20 };
 static struct object *objects;
@@ -108,18 +112,24 @@ static int send_listing(struct wire *wire, const char *bucket, const char *query
 
 /* The body, as the request's fate allows: 0, or -1 if this connection is over. */
 static int send_body(struct wire *wire, const struct object *object, long start, long size,
-                     const struct fate *fate, double began_s) {
+                     struct fate *fate, double began_s) {
     long end = fate->stall_at < 1 ? (long)(size * fate->stall_at) : size, done = 0;
+    int failed = 0;
     long quantum = fate->rate > 0 || pace.link_rate > 0 ? PACED_BYTES : FREE_BYTES;
+    pace_begin(fate);
     while (done < end) {
         long part = end - done < quantum ? end - done : quantum;
         if (fate->rate > 0) pace_sleep_until(began_s + (done + part) / fate->rate);
-        pace_link(part);
-        if (content_send(wire, object, start + done, part)) return -1;
+        pace_link(fate, part);
+        failed = content_send(wire, object, start + done, part);
+        if (failed) break;
         done += part;
         COUNT(bytes, part);
     }
-    if (end == size) return 0;
+    pace_end(fate);
+    if (end == size && done)
+        times_add(fate->slow, fate->latency_s + (pace_now_s() - began_s) * size / done, size);
+    if (failed || end == size) return failed ? -1 : 0;
     wire_wait_for_close(wire);
     return -1;
 }
@@ -151,7 +161,7 @@ static int send_object(struct wire *wire, const struct object *object, const cha
                          first, last, object->size);
     size += snprintf(reply + size, sizeof reply - size, "\r\n");
     double began_s = pace_now_s();
-    struct fate fate = {.latency_s = pace.latency_s, .stall_at = 2};
+    struct fate fate = {.latency_s = pace.latency_s, .stall_at = 2, .weight = 1};
     if (is_get) {
         unsigned long number = COUNT(requests, 1);
         fate = pace_fate(number);
@@ -224,7 +234,9 @@ static void print_counters(void) {
     double cpu_s = usage.ru_utime.tv_sec + usage.ru_stime.tv_sec +
                    (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
 #define TAKE(name) __atomic_exchange_n(&counters.name, 0, __ATOMIC_RELAXED)
-    printf("{\"requests\": %lu, \"bytes\": %lu, \"connections\": %lu, \"slow\": %lu, "
+    printf("{");
+    times_print();
+    printf("\"requests\": %lu, \"bytes\": %lu, \"connections\": %lu, \"slow\": %lu, "
            "\"stalled\": %lu, \"small_requests\": %lu, \"server_cpu_s\": %.3f, "
            "\"first_request_s\": %.6f}\n",
            TAKE(requests), TAKE(bytes), TAKE(connections), TAKE(slow), TAKE(stalled), TAKE(small),

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.compiled import find_compiler
 from benchmarks.peers import Sample, bars_of, summarize
 
-CLIENTS = {"C floor", "fastload", "boto3"}
+CLIENTS = {"C floor", "fastload", "fastload defaults", "boto3"}
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C compiler")
@@ -31,6 +31,8 @@ def test_a_small_run_measures_every_client() -> None:
     for clients in found["clients"].values():
         assert clients.keys() == CLIENTS
         assert all(row["cpu_s_per_gib"] > 0 for row in clients.values())
+        assert clients["fastload"]["bytes"] == clients["fastload defaults"]["bytes"]
+        assert clients["boto3"]["bytes"] < clients["fastload"]["bytes"]
 
 
 @pytest.mark.parametrize(("ours", "passes"), [(0.36, True), (0.45, False)])

@@ -120,6 +120,21 @@ def test_a_dead_request_brings_a_head_and_no_whole_body(programs: Programs) -> N
         connection.close()
 
 
+def test_requests_are_timed_by_the_store(programs: Programs) -> None:
+    with S3Server(programs, ITEMS, Network(slow_share=1, slow_factor=3)) as server:
+        assert server.take_counters()["request_p50_s"] is None
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        # The first one's time is there when the second one's reply comes.
+        for _ in range(2):
+            connection.request("GET", f"/bucket/{NAME}", headers={"Range": "bytes=0-9999"})
+            assert len(connection.getresponse().read()) == 10_000
+        connection.close()
+        counters = server.take_counters()
+    assert 0 < counters["request_p50_s"] <= counters["request_p95_s"]
+    assert counters["slow_s_per_mib"] > counters["request_p50_s"]
+    assert counters["other_s_per_mib"] is None
+
+
 def test_work_survives_its_way_to_another_process() -> None:
     work = Work("boto", ITEMS, MIB, 3, warm=ITEMS[1], options={"environment": {"A": "1"}})
     assert Work.from_json(work.to_json()) == work

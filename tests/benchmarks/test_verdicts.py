@@ -20,6 +20,7 @@ def busy_row(client: str, number: int, computing: bool, speed: float) -> dict[st
         "client": client,
         "round": number,
         "busy": computing,
+        "alone": not computing,
         "gib_per_s": speed,
     }
 
@@ -35,9 +36,21 @@ def test_what_a_busy_thread_leaves_is_compared_within_a_round() -> None:
     assert found["gib_per_s"] == 0.5
 
 
-def tail_row(faults: bool, **figures: Any) -> dict[str, Any]:
+def test_beside_other_computation_is_judged_and_alone_is_shown() -> None:
+    rows = [
+        busy_row("fastload", 0, True, 0.5),
+        busy_row("fastload", 0, False, 1.0),
+        busy_row("fastload", 0, False, 0.625) | {"alone": False},
+    ]
+    found = busy.ratios(rows)["fastload, https, limited"]
+    assert (found["kept"], found["literal"]) == (0.8, 0.5)
+    assert (found["gib_per_s"], found["gib_per_s_alone"]) == (0.625, 1.0)
+
+
+def tail_row(faults: bool, seed: int = 2, **figures: Any) -> dict[str, Any]:
     server = {"requests": 500, "slow": 50 * faults, "stalled": 5 * faults}
-    return {"client": "fastload", "seed": 2, "faults": faults, "server": server, **figures}
+    row = {"client": "fastload", "seed": seed, "faults": faults, "server": server}
+    return row | {"slow_ratio": 3.0 if faults else None} | figures
 
 
 def verdicts(*rows: dict[str, Any]) -> list[bool | None]:
@@ -63,6 +76,27 @@ def test_a_run_without_faults_proves_nothing() -> None:
     lucky = tail_row(True, span_s=10.0, extra_bytes_share=0.0)
     lucky["server"]["stalled"] = 0
     assert verdicts(clean, lucky) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "measured"), [(2.4, False), (2.5, True), (3.5, True), (3.6, False), (None, False)]
+)
+def test_slow_requests_that_are_not_three_times_slower_prove_nothing(
+    ratio: float | None, measured: bool
+) -> None:
+    clean = tail_row(False, span_s=10.0, extra_bytes_share=0.0)
+    good = tail_row(True, span_s=10.0, extra_bytes_share=0.0, slow_ratio=ratio)
+    assert verdicts(clean, good) == ([True, True] if measured else [None, None])
+
+
+def test_the_median_of_the_seeds_is_judged_and_the_worst_is_named() -> None:
+    rows = []
+    for seed, span_s in ((2, 10.5), (9, 13.0), (11, 10.0)):
+        rows.append(tail_row(False, seed, span_s=10.0, extra_bytes_share=0.0))
+        rows.append(tail_row(True, seed, span_s=span_s, extra_bytes_share=0.01))
+    found = tail.summarize(rows)["fastload"]
+    assert (found["wall_ratio"], found["wall_ratio_max"], found["worst_seed"]) == (1.05, 1.3, 9)
+    assert verdicts(*rows) == [True, True]
 
 
 @pytest.mark.parametrize(("value", "status"), [(1.2, 0), (1.4, 1)])
