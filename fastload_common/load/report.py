@@ -234,20 +234,20 @@ class LoadReport:
         failed = self.status == "failed"
         loaded_bytes = self.fetched_bytes if failed else self.needed_bytes
         speed = _gib(loaded_bytes / seconds) if seconds > 0 else "0 B"
+        some = self.hedges or self.kills
+        slow = f" ({self.hedges} hedges, {self.kills} slow ones ended)" if some else ""
         head = f"FAILED ({self.error}), read" if failed else "loaded"
         parts = [
             f"fastload: rank {self.rank}/{self.world_size} {head} "
             f"{_gib(loaded_bytes)} of {_gib(self.model_bytes)} from {self.uri} "
             f"in {seconds:.2f} s ({speed}/s)",
             f"{self.requests} requests",
-            f"{self.retries} retries",
+            f"{self.retries} retries" + slow,
             f"{format_size(self.over_read_bytes)} read but not needed",
         ]
         busy = [f"{name} {self.phases_s[name]:.2f}" for name in PHASES if self.phases_s[name] > 0]
         if busy:
             parts.append("seconds: " + " ".join(busy))
-        if self.hedges or self.kills:
-            parts.append(f"{self.hedges} slow requests raced, {self.kills} ended")
         if self.verified:
             numbers = self.verified
             objects = sum(numbers[n] for n in ("compared", "without_checksum", "partly_read"))

@@ -37,6 +37,7 @@ _LARGEST_CHUNK_BYTES = 16 * MIB
 # A receiver process has an interpreter, and for each connection a thread and a TLS state.
 _RECEIVER_BYTES = 12 * MIB
 _CONNECTION_BYTES = 64 * KIB
+_LEAST_BURST_BYTES = 64 * KIB
 # More in flight than this has never been of use to one process.
 _MOST_MEMORY_BYTES = 4 * GIB
 
@@ -78,6 +79,13 @@ class LoadSizes:
     max_bytes_per_s: int | None
     reason: str
 
+    @property
+    def burst_bytes(self) -> int:
+        """What may be asked for at once under the cap: a quarter of a second's worth."""
+        if self.max_bytes_per_s is None:
+            return self.chunk_bytes
+        return min(self.chunk_bytes, max(_LEAST_BURST_BYTES, self.max_bytes_per_s // 4))
+
     def policy(self, settings: Settings, *, hedging: bool = True) -> TransferPolicy:
         """How a load of these sizes asks."""
         return TransferPolicy(
@@ -88,7 +96,7 @@ class LoadSizes:
             read_timeout_s=settings.read_timeout_s,
             deadline_s=settings.deadline_s,
             max_bytes_per_s=self.max_bytes_per_s,
-            burst_bytes=self.chunk_bytes,
+            burst_bytes=self.burst_bytes,
             hedging=hedging,
         )
 

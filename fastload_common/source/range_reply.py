@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fastload_common.errors import ObjectChangedError, RangeMismatchError
+from fastload_common.errors import ObjectChangedError, RangeMismatchError, SourceError
 from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.source.http_message import ReplyHead
 
-__all__ = ["check_range_reply", "if_match", "range_header", "same_etag"]
+__all__ = ["check_range_reply", "if_match", "pinned_by", "range_header", "same_etag"]
 
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
 
@@ -25,6 +25,21 @@ def range_header(byte_range: ByteRange) -> str:
 def if_match(etag: str) -> str:
     """The If-Match header: the ETag with the quotes that some listings leave out."""
     return etag if etag.endswith('"') else f'"{etag}"'
+
+
+def pinned_by(object_id: ObjectId) -> str:
+    """The If-Match header that pins an object's state.
+
+    Raises:
+        SourceError: the store gives no ETag.
+    """
+    if object_id.etag is None:
+        raise SourceError(
+            f"the store gives no ETag for {object_id.uri}, so nobody would see if it were replaced "
+            "while it is read",
+            hint="the endpoint, or a proxy before it, must pass the ETag on",
+        )
+    return if_match(object_id.etag)
 
 
 def same_etag(one: str, other: str) -> bool:

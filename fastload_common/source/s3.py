@@ -64,7 +64,11 @@ class S3Source:
             for row in page.get("Contents", ()):
                 key = row.get("Key", "").removeprefix(prefix)
                 if key and not key.endswith("/"):
-                    found.append(ListedObject(key, self._object_id(key, row, "Size")))
+                    # Some gateways leave the ETag out of listings; without one nothing is pinned.
+                    pinned = self._object_id(key, row, "Size")
+                    if pinned.etag is None:
+                        pinned = self.stat(key)
+                    found.append(ListedObject(key, pinned))
         return sorted(found, key=lambda item: item.key)
 
     def stat(self, key: str) -> ObjectId:

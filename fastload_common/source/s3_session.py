@@ -26,7 +26,7 @@ from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.source.aws_session import make_client, shared_session
 from fastload_common.source.http_message import Endpoint
 from fastload_common.source.proxies import find_proxy, proxy_url
-from fastload_common.source.range_reply import if_match, range_header
+from fastload_common.source.range_reply import pinned_by, range_header
 from fastload_common.source.retries import SmallCalls
 from fastload_common.source.s3_client_errors import client_error, fault_of
 from fastload_common.source.s3_credentials import check_sendable
@@ -135,9 +135,7 @@ class S3Session:
         """
         target = self.target()
         path = target.path(key)
-        headers = {"Range": range_header(byte_range)}
-        if object_id.etag is not None:
-            headers["If-Match"] = if_match(object_id.etag)
+        headers = {"Range": range_header(byte_range), "If-Match": pinned_by(object_id)}
         if not self._settings.anonymous:
             frozen = self._frozen(target)
             headers = signed_headers(

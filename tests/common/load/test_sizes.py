@@ -92,3 +92,9 @@ def test_any_setting_gives_a_load_that_can_run(
         sizes = choose_sizes(settings, place(0, 1), total_bytes, machine=SMALL)
         assert 1 <= sizes.start_concurrency <= sizes.concurrency
         assert sizes.slots * sizes.chunk_bytes <= memory_bytes
+
+
+def test_a_cap_lets_a_quarter_of_a_second_through_at_once() -> None:
+    settings = Settings(max_bytes_per_s=4_000_000)
+    each = [choose_sizes(settings, place(k, 2), 64 * GIB, machine=SMALL) for k in range(2)]
+    assert [sizes.policy(settings).burst_bytes for sizes in each] == [500_000, 500_000]

@@ -308,7 +308,7 @@ def test_s24_refused_and_unresolved(
     open_s3: OpenS3, fault_server: FaultServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault_server.stop()
-    object_id = ObjectId("s3://bucket/m/key", None, 10)
+    object_id = ObjectId("s3://bucket/m/key", '"e"', 10)
     buffer = memoryview(bytearray(4))
     seen = []
     for endpoint in (fault_server.endpoint, "http://no-such-name.invalid:9000"):

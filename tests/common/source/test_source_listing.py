@@ -92,7 +92,10 @@ def test_s01_row_without_a_size(fault_server: FaultServer, open_s3: OpenS3, size
 
 def test_row_without_a_key_is_left_out(fault_server: FaultServer, open_s3: OpenS3) -> None:
     fault_server.put("bucket", "m/key", b"x")
-    rows = "<Contents><Size>5</Size></Contents><Contents><Key>m/a</Key><Size>5</Size></Contents>"
+    rows = (
+        "<Contents><Size>5</Size></Contents>"
+        "<Contents><Key>m/a</Key><ETag>e</ETag><Size>5</Size></Contents>"
+    )
     xml = f"<ListBucketResult><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>"
     fault_server.script("GET", "bucket", [Fault(body=xml.encode())])
     assert [row.key for row in open_s3("s3://bucket/m").list()] == ["a"]
@@ -103,3 +106,24 @@ def test_head_without_a_length(fault_server: FaultServer, open_s3: OpenS3) -> No
     fault_server.script("HEAD", "bucket/m/key", [Fault(headers={"Content-Length": None})])
     with pytest.raises(SourceError, match="how large s3://bucket/m/key is"):
         open_s3("s3://bucket/m").stat("key")
+
+
+def test_a_listing_without_etags_is_completed_by_a_head(
+    fault_server: FaultServer, open_s3: OpenS3
+) -> None:
+    fault_server.put("bucket", "m/a", b"12345")
+    rows = "<IsTruncated>false</IsTruncated><Contents><Key>m/a</Key><Size>5</Size></Contents>"
+    xml = f"<ListBucketResult>{rows}</ListBucketResult>"
+    fault_server.script("GET", "bucket", [Fault(body=xml.encode())])
+    source = open_s3("s3://bucket/m")
+    (found,) = source.list()
+    assert found.object_id == source.stat("a")
+    assert found.object_id.etag is not None
+
+
+def test_what_has_no_etag_is_not_read(fault_server: FaultServer, open_s3: OpenS3) -> None:
+    fault_server.put("bucket", "m/a", b"12345")
+    fault_server.script("HEAD", "bucket/m/a", [Fault(headers={"ETag": None})])
+    source = open_s3("s3://bucket/m")
+    with pytest.raises(SourceError, match="gives no ETag for s3://bucket/m/a"):
+        source.read(source.stat("a"))

@@ -133,7 +133,7 @@ def test_s10_plain_requests_name_the_whole_url(
 ) -> None:
     monkeypatch.setenv("http_proxy", f"127.0.0.1:{proxy.port}")
     receiver = open_s3("s3://bucket/m").open_receiver()
-    object_id = ObjectId("s3://bucket/m/key", None, 10)
+    object_id = ObjectId("s3://bucket/m/key", '"e"', 10)
     with pytest.raises(SourceUnavailableError) as caught:
         receiver.receive(object_id, ByteRange(0, 4), memoryview(bytearray(4)))
     assert caught.value.fields["status"] == 504
@@ -146,7 +146,7 @@ def test_s10_refusals_are_the_proxys(
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", f"http://user:secret@127.0.0.1:{proxy.port}")
     receiver = open_s3("s3://bucket/m").open_receiver()
-    object_id = ObjectId("s3://bucket/m/key", None, 10)
+    object_id = ObjectId("s3://bucket/m/key", '"e"', 10)
     proxy.wanted_authorization = "Basic other"
     with pytest.raises(AccessDeniedError, match="proxy wants other credentials") as denied:
         receiver.receive(object_id, ByteRange(0, 4), memoryview(bytearray(4)))

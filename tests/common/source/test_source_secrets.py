@@ -35,7 +35,7 @@ def test_credential_with_a_line_break_is_named_and_not_shown(
     monkeypatch.setenv(variable, f"c0nfidential{ending}".replace("\x00", "\x7f"))
     source = open_s3("s3://bucket/m")
     receiver = source.open_receiver()
-    object_id = ObjectId("s3://bucket/m/key", None, 4)
+    object_id = ObjectId("s3://bucket/m/key", '"e"', 4)
     actions: list[Callable[[], Any]] = [
         source.list,
         lambda: receiver.receive(object_id, ByteRange(0, 4), memoryview(bytearray(4))),

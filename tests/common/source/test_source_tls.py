@@ -61,7 +61,7 @@ def test_s06_authority_from_the_profile(
 
 def test_s06_unknown_authority_is_said_at_once(tls_server: FaultServer, open_s3: OpenS3) -> None:
     source = open_s3("s3://bucket/m")
-    object_id = ObjectId("s3://bucket/m/key", None, 10)
+    object_id = ObjectId("s3://bucket/m/key", '"e"', 10)
     for action in (source.list, lambda: source.read(object_id)):
         with pytest.raises(SourceError, match="certificate verify failed") as caught:
             action()
@@ -81,7 +81,7 @@ def test_s06_bundle_that_does_not_exist(
     (tmp_path / "empty.pem").write_text("not a certificate")
     monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "empty.pem"))
     with pytest.raises(ConfigError, match="CA bundle") as caught:
-        open_s3("s3://bucket/m").read(ObjectId("s3://bucket/m/key", None, 10))
+        open_s3("s3://bucket/m").read(ObjectId("s3://bucket/m/key", '"e"', 10))
     assert caught.value.fields["ca_bundle"] == str(tmp_path / "empty.pem")
 
 
@@ -113,7 +113,7 @@ def test_plain_http_to_a_tls_port(
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", tls_server.endpoint.replace("https", "http"))
     receiver = open_s3("s3://bucket/m").open_receiver()
-    object_id = ObjectId("s3://bucket/m/key", None, 10)
+    object_id = ObjectId("s3://bucket/m/key", '"e"', 10)
     with pytest.raises(SourceUnavailableError):
         receiver.receive(object_id, ByteRange(0, 4), memoryview(bytearray(4)))
     receiver.close()

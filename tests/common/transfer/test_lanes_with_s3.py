@@ -135,7 +135,7 @@ def test_s10_through_a_tunnel(secure: FaultServer, monkeypatch: pytest.MonkeyPat
 def test_a_proxy_that_is_not_there(secure: FaultServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
     bench = LanesBench(open_source("s3://bucket/m", Settings()), "processes", slot_bytes=CHUNK)
-    object_id = ObjectId("s3://bucket/m/key", None, len(DATA))
+    object_id = ObjectId("s3://bucket/m/key", '"e"', len(DATA))
     error = bench.failure(bench.start(object_id, 0, 10)).error
     assert type(error) is SourceUnavailableError
     assert error.fields["proxy"] == "127.0.0.1:1"

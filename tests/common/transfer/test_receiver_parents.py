@@ -20,7 +20,7 @@ SIZE = 100_000
 PROGRAM = """
 import os, signal, sys, threading
 from fastload_common.config import Settings
-from fastload_common.ranges import ByteRange, ObjectId
+from fastload_common.ranges import ByteRange
 from fastload_common.source.registry import open_source
 from fastload_common.staging.arena import Arena
 from fastload_common.transfer.lanes import Attempt, Done, Progress
@@ -32,8 +32,8 @@ source = open_source("s3://bucket/m", Settings())
 arena, mailbox = Arena(100_000, 4), Mailbox()
 lanes = open_lanes(source, arena, TransferPolicy(2, 3, 5, 20), mailbox)
 slot = arena.lease()
-lanes.start(Attempt(1, ObjectId("s3://bucket/m/key", None, 100_000), ByteRange(0, 100_000),
-                    slot.memory, slot.position_bytes))
+object_id = source.stat("key")
+lanes.start(Attempt(1, object_id, ByteRange(0, 100_000), slot.memory, slot.position_bytes))
 lanes.flush()
 while not any(isinstance(event, Progress) for event in mailbox.wait(1)):
     pass
