@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 __all__ = ["ByteRange", "ObjectId", "ReadRange"]
@@ -27,6 +27,11 @@ class ByteRange:
         """The common part, or None where there is none (touching is none)."""
         start, end = max(self.start, other.start), min(self.end, other.end)
         return ByteRange(start, end) if start < end else None
+
+    def pieces(self, size_bytes: int) -> Iterator[ByteRange]:
+        """The range cut from its start: each piece has ``size_bytes``, the last one the rest."""
+        for start in range(self.start, self.end, size_bytes):
+            yield ByteRange(start, min(start + size_bytes, self.end))
 
     def contains(self, other: ByteRange) -> bool:
         return self.start <= other.start and other.end <= self.end

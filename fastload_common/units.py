@@ -32,6 +32,14 @@ _SIZE = re.compile(r"\s*(\d{1,40}(?:\.\d{1,40})?)\s*([a-zA-Z]{0,3})\s*")
 _SHOWN_CHARACTERS = 100
 
 
+def even_share(total: int, number: int, count: int) -> int:
+    """What the ``number``-th of ``count`` gets of a total, from 0.
+
+    The shares of all add up to the total exactly; what cannot be divided goes to the first ones.
+    """
+    return total // count + (number < total % count)
+
+
 def parse_size(text: str | int) -> int:
     """Parse ``16777216``, ``"16MiB"``, ``"1.5 GiB"`` or ``"64m"`` into bytes.
 

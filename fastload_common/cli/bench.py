@@ -15,6 +15,7 @@ from fastload_common.config import Settings
 from fastload_common.errors import ObjectMissingError
 from fastload_common.plan.records import Chunk
 from fastload_common.ranges import ByteRange
+from fastload_common.source.uri import is_file_uri
 from fastload_common.units import GIB, format_size
 
 if TYPE_CHECKING:
@@ -99,9 +100,7 @@ def measure(source: ObjectSource, settings: Settings, clock: Clock) -> BenchResu
             f"{source.root}: nothing to read", hint="see what stands there with your S3 tool"
         )
     total_bytes = sum(item.object_id.size_bytes for item in objects)
-    sizes = choose_sizes(
-        settings, RankPlace(), total_bytes, remote=not source.root.startswith("file:")
-    )
+    sizes = choose_sizes(settings, RankPlace(), total_bytes, remote=not is_file_uri(source.root))
     chunks = _chunks(objects, sizes.chunk_bytes)
     arena = Arena(sizes.chunk_bytes, min(sizes.slots, len(chunks)))
     stats = TransferStats()
@@ -134,13 +133,11 @@ def _wanted(item: ListedObject, ignore_patterns: Sequence[str]) -> bool:
 
 def _chunks(objects: Sequence[ListedObject], chunk_bytes: int) -> list[Chunk]:
     """All bytes of all objects, cut so that each piece fits a slot."""
-    chunks = []
-    for item in objects:
-        size_bytes = item.object_id.size_bytes
-        for start in range(0, size_bytes, chunk_bytes):
-            byte_range = ByteRange(start, min(start + chunk_bytes, size_bytes))
-            chunks.append(Chunk(item.object_id, byte_range, byte_range.size_bytes))
-    return chunks
+    return [
+        Chunk(item.object_id, byte_range, byte_range.size_bytes)
+        for item in objects
+        for byte_range in ByteRange(0, item.object_id.size_bytes).pieces(chunk_bytes)
+    ]
 
 
 def _print(result: BenchResult) -> None:

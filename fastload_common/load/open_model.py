@@ -38,6 +38,7 @@ from fastload_common.load.phases import NoPhases, PhaseTimer
 from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.source.base import ListedObject, ObjectSource
 from fastload_common.source.registry import layout_hint
+from fastload_common.source.uri import is_file_uri
 from fastload_common.units import KIB, MIB
 
 __all__ = ["open_checkpoint"]
@@ -339,6 +340,6 @@ def _same_file(kept: TensorEntry, other: TensorEntry) -> bool:
     ids = (kept.object_id, other.object_id)
     return (
         kept.byte_range == other.byte_range
-        and all(i.uri.startswith("file:") and i.etag is not None for i in ids)
+        and all(is_file_uri(i.uri) and i.etag is not None for i in ids)
         and (ids[0].etag, ids[0].size_bytes) == (ids[1].etag, ids[1].size_bytes)
     )

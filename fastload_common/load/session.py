@@ -32,6 +32,7 @@ from fastload_common.load.verify import Verification
 from fastload_common.plan.records import Plan
 from fastload_common.source.composite import CompositeSource
 from fastload_common.source.registry import open_source
+from fastload_common.source.uri import is_file_uri
 from fastload_common.staging.arena import Arena
 from fastload_common.trace.misfit import MISFIT_HINT, GeometryError, entry_fields
 from fastload_common.trace.recorder import Recorder
@@ -201,7 +202,7 @@ class LoadSession:
             settings,
             self._place,
             report.model_bytes,
-            remote=any(not source.root.startswith("file:") for source in opened),
+            remote=any(not is_file_uri(source.root) for source in opened),
         )
         self._batch_bytes = sizes.slots * sizes.chunk_bytes
         arena = Arena(sizes.chunk_bytes, sizes.slots)

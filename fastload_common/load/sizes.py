@@ -86,7 +86,7 @@ class LoadSizes:
             return self.chunk_bytes
         return min(self.chunk_bytes, max(_LEAST_BURST_BYTES, self.max_bytes_per_s // 4))
 
-    def policy(self, settings: Settings, *, hedging: bool = True) -> TransferPolicy:
+    def policy(self, settings: Settings) -> TransferPolicy:
         """How a load of these sizes asks."""
         return TransferPolicy(
             concurrency=self.concurrency,
@@ -97,7 +97,6 @@ class LoadSizes:
             deadline_s=settings.deadline_s,
             max_bytes_per_s=self.max_bytes_per_s,
             burst_bytes=self.burst_bytes,
-            hedging=hedging,
         )
 
 

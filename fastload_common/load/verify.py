@@ -147,7 +147,7 @@ class Verification:
             Chunk(seen.object_id, byte_range, 0)
             for seen in self._known()
             for wanted in seen.wanted(everything=self._mode == "full")
-            for byte_range in _pieces(wanted, self._chunk_bytes)
+            for byte_range in wanted.pieces(self._chunk_bytes)
         ]:
             assert self._fetch is not None
             filling = self._fetch(chunks)
@@ -255,11 +255,6 @@ class _Object:
             computed=algorithm.show(error.again),
             etag=self.object_id.etag,
         )
-
-
-def _pieces(byte_range: ByteRange, size_bytes: int) -> Iterator[ByteRange]:
-    for start in range(byte_range.start, byte_range.end, size_bytes):
-        yield ByteRange(start, min(start + size_bytes, byte_range.end))
 
 
 def _closing(filling: Iterator[FilledChunk]) -> contextlib.AbstractContextManager[object]:

@@ -82,6 +82,11 @@ def s3_location(uri: str) -> S3Location:
     return S3Location(bucket, prefix.rstrip("/"))
 
 
+def is_file_uri(uri: str) -> bool:
+    """Whether a source's root or an object's URI is one of the file system's."""
+    return uri.startswith("file:")
+
+
 def file_path(uri: str) -> Path:
     """The path that a ``file:///...`` URI names.
 

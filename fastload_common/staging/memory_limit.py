@@ -11,7 +11,7 @@ import posixpath
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from fastload_common.units import KIB, format_size
+from fastload_common.units import KIB, even_share, format_size
 
 __all__ = [
     "MemoryBudget",
@@ -83,8 +83,7 @@ def staging_budget(
     limit = smallest_limit(read_text)
     if memory_bytes is not None:
         _warn_if_too_large(memory_bytes, limit)
-        own_bytes = memory_bytes // local_world_size
-        own_bytes += local_rank < memory_bytes % local_world_size
+        own_bytes = even_share(memory_bytes, local_rank, local_world_size)
         reason = f"memory_bytes = {format_size(memory_bytes)}"
         return MemoryBudget(own_bytes, f"{reason} / {local_world_size} local ranks")
     if limit is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fastload_common.units import even_share
+
 __all__ = ["share_of"]
 
 
@@ -17,4 +19,4 @@ def share_of(total: int, local_rank: int, local_world_size: int) -> int:
     """
     if total < 1 or not 0 <= local_rank < local_world_size:
         raise ValueError(f"rank {local_rank} of {local_world_size} wants a share of {total}")
-    return max(1, total // local_world_size + (local_rank < total % local_world_size))
+    return max(1, even_share(total, local_rank, local_world_size))

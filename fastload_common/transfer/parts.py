@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from fastload_common.plan.records import Chunk
 from fastload_common.ranges import ByteRange
+from fastload_common.source.uri import is_file_uri
 from fastload_common.transfer.hedging import Flight, RateMeter
 from fastload_common.transfer.run import Run, StagingSlot
 
@@ -165,7 +166,7 @@ class Racer:
 
         A file is read in one piece, and asking its disk twice does not help.
         """
-        if self.started_s is None or self.part.chunk.chunk.object_id.uri.startswith("file:"):
+        if self.started_s is None or is_file_uri(self.part.chunk.chunk.object_id.uri):
             return None
         return Flight(
             started_s=self.started_s,

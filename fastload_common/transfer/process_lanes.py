@@ -48,6 +48,7 @@ class ProcessLanes:
 
     Args:
         reads_of: what signs requests for an object.
+        setup: what receivers are told.
         mailbox: takes the events; the thread that waits in it owns these lanes.
         connections: the first limit, see `set_limit`.
         clock: for the times of events.

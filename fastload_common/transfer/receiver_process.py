@@ -22,6 +22,7 @@ import fastload_common
 from fastload_common.config import environment
 from fastload_common.errors import ConfigError
 from fastload_common.transfer.wire import Inbox, Message, Outbox
+from fastload_common.units import even_share
 
 __all__ = ["ReceiverProcess", "ReceiverSetup", "process_count", "shares"]
 
@@ -57,8 +58,7 @@ def process_count(connections: int, cpu_count: int) -> int:
 
 def shares(connections: int, count: int) -> list[int]:
     """Connections divided among processes, as evenly as can be."""
-    each, rest = divmod(connections, count)
-    return [each + (number < rest) for number in range(count)]
+    return [even_share(connections, number, count) for number in range(count)]
 
 
 @dataclass(frozen=True, slots=True)

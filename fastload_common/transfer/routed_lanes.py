@@ -3,49 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from fastload_common.clock import Clock
 from fastload_common.ranges import ObjectId
 from fastload_common.source.base import OpensReceivers, RemoteReads, RemoteSource
 from fastload_common.transfer.lanes import Attempt, Lanes
 from fastload_common.transfer.mailbox import Mailbox
+from fastload_common.transfer.policy import TransferPolicy
 from fastload_common.transfer.process_lanes import ProcessLanes
 from fastload_common.transfer.receiver_process import ReceiverSetup
+from fastload_common.transfer.run import Staging
 from fastload_common.transfer.thread_lanes import ThreadLanes
 
-__all__ = ["LanePolicy", "RoutedLanes", "SharedMemory", "open_lanes"]
-
-
-class SharedMemory(Protocol):
-    """What `fastload_common.staging.arena.Arena` offers; a neighbour that is not imported."""
-
-    @property
-    def fd(self) -> int: ...
-
-    @property
-    def size_bytes(self) -> int: ...
-
-    def populate(self, position_bytes: int, size_bytes: int) -> None: ...
-
-
-class LanePolicy(Protocol):
-    """What `fastload_common.transfer.policy.TransferPolicy` has of this."""
-
-    @property
-    def concurrency(self) -> int: ...
-
-    @property
-    def connect_timeout_s(self) -> float: ...
-
-    @property
-    def read_timeout_s(self) -> float: ...
+__all__ = ["RoutedLanes", "open_lanes"]
 
 
 def open_lanes(
     source: OpensReceivers,
-    memory: SharedMemory,
-    policy: LanePolicy,
+    memory: Staging,
+    policy: TransferPolicy,
     mailbox: Mailbox,
     clock: Clock | None = None,
 ) -> RoutedLanes:
