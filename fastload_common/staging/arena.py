@@ -34,8 +34,6 @@ _log = logging.getLogger(__name__)
 _MADV_POPULATE_WRITE = 23
 # `mmap.madvise` holds the GIL: populate in steps of about a millisecond.
 _POPULATE_STEP_BYTES = 2 * MIB
-# A stop event alone cannot wake a waiter; `Arena.wake` does so at once, this is the safety net.
-_STOP_POLL_S = 0.25
 
 
 class Slot:
@@ -99,7 +97,8 @@ class Arena:
         with contextlib.suppress(OSError, ValueError):
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self._view = memoryview(self._map)
-        self._changed = threading.Condition()
+        # A slot may be given back wherever this thread allocates, by a generator that is collected.
+        self._lock = threading.RLock()
         self._free: list[int] = []
         self._untouched = 0  # slots from this index on were never leased
         self._reserved_bytes: dict[int, int] = {}  # of each slot, from its start
@@ -130,44 +129,26 @@ class Arena:
         """Slots leased now."""
         return self._leased
 
-    def lease(
-        self, stop: threading.Event | None = None, size_bytes: int | None = None
-    ) -> Slot | None:
-        """Wait for a free slot.
-
-        Args:
-            stop: ends the waiting when it is set (at once with `wake`).
-            size_bytes: how much of the slot is needed. Default: all of it.
-
-        Returns:
-            The slot, which the caller must release; None if ``stop`` is set or the arena is
-            closed.
-
-        Raises:
-            OutOfBudgetError: the memory behind the slot cannot be had.
-        """
-        size_bytes = self.slot_bytes if size_bytes is None else size_bytes
-        self._check_size(size_bytes)
-        with self._changed:
-            while not (self._free or self._untouched < self.slot_count):
-                if self._closed or (stop is not None and stop.is_set()):
-                    return None
-                self._changed.wait(None if stop is None else _STOP_POLL_S)
-            if self._closed or (stop is not None and stop.is_set()):
-                return None
-            slot = self._hand_out(size_bytes)
-        return self._reserved(slot)
-
     @property
     def is_closed(self) -> bool:
         """Whether nothing will ever be leased again."""
         return self._closed
 
     def try_lease(self, size_bytes: int | None = None) -> Slot | None:
-        """As `lease`, but None where it would wait."""
+        """Take a free slot. Never waits.
+
+        Args:
+            size_bytes: how much of the slot is needed. Default: all of it.
+
+        Returns:
+            The slot, which the caller must release; None if all are leased, or the arena is closed.
+
+        Raises:
+            OutOfBudgetError: the memory behind the slot cannot be had.
+        """
         size_bytes = self.slot_bytes if size_bytes is None else size_bytes
         self._check_size(size_bytes)
-        with self._changed:
+        with self._lock:
             if self._closed or not (self._free or self._untouched < self.slot_count):
                 return None
             slot = self._hand_out(size_bytes)
@@ -195,22 +176,16 @@ class Arena:
                 memory.madvise(_MADV_POPULATE_WRITE, step, min(_POPULATE_STEP_BYTES, end - step))
         self._populated_bytes[index] = end_bytes
 
-    def wake(self) -> None:
-        """Let every waiting `lease` look at its stop event now."""
-        with self._changed:
-            self._changed.notify_all()
-
     def close(self) -> None:
-        """Give the memory back. Waiting leases return None.
+        """Give the memory back. Nothing is leased any more.
 
         Memory that is still in use (a slot not released, a view or tensor over one) stays
         mapped until its last user drops it. Safe to call twice.
         """
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return
             self._closed = True
-            self._changed.notify_all()
             if self._leased == 0:
                 self._unmap()
 
@@ -230,16 +205,14 @@ class Arena:
         return Slot(self, index, self._view[start : start + size_bytes])
 
     def _take_back(self, slot: Slot) -> None:
-        with self._changed:
+        with self._lock:
             if not slot._leased:
                 return
             slot._leased = False
             self._leased -= 1
             self._leased_bytes -= slot._size_bytes
             self._free.append(slot._index)
-            if not self._closed:
-                self._changed.notify()
-            elif self._leased == 0:
+            if self._closed and self._leased == 0:
                 self._unmap()
 
     def _reserved(self, slot: Slot) -> Slot:

@@ -29,7 +29,7 @@ def arena() -> Iterator[Arena]:
 
 
 def lease(arena: Arena) -> Slot:
-    slot = arena.lease(threading.Event())
+    slot = arena.try_lease()
     assert slot is not None
     return slot
 
@@ -67,7 +67,7 @@ def test_a_new_slot_is_reserved_before_it_is_handed_out(arena: Arena) -> None:
 
 def test_no_more_is_reserved_than_was_asked(arena: Arena) -> None:
     for size_bytes, pages in ((1, 1), (mmap.PAGESIZE + 1, 2), (1, 2), (3 * mmap.PAGESIZE, 3)):
-        slot = arena.lease(size_bytes=size_bytes)
+        slot = arena.try_lease(size_bytes)
         assert slot is not None
         slot.memory[:] = b"x" * size_bytes
         slot.release()
@@ -75,7 +75,7 @@ def test_no_more_is_reserved_than_was_asked(arena: Arena) -> None:
     assert arena.peak_leased_bytes == 3 * mmap.PAGESIZE
     for size_bytes in (0, SLOT_BYTES + 1):
         with pytest.raises(ValueError, match="asked of a slot"):
-            arena.lease(size_bytes=size_bytes)
+            arena.try_lease(size_bytes)
 
 
 def test_a_slot_says_where_it_is_in_the_file(arena: Arena) -> None:
@@ -146,42 +146,16 @@ def test_peak_counts_what_was_held_at_once(arena: Arena) -> None:
     assert arena.leased_count == 1
 
 
-def test_lease_waits_for_a_release(arena: Arena) -> None:
+def test_a_slot_that_is_given_back_is_the_next_one(arena: Arena) -> None:
     slots = [lease(arena) for _ in range(3)]
-    got: list[Slot | None] = []
-    thread = threading.Thread(target=lambda: got.append(arena.lease()))
-    thread.start()
-    assert got == []
+    assert arena.try_lease() is None
     slots[1].release()
-    thread.join(10)
-    assert got[0] is not None
-    assert got[0]._index == slots[1]._index
+    assert lease(arena)._index == slots[1]._index
 
 
-@pytest.mark.parametrize("how", ["event alone", "event and wake", "close"])
-def test_a_waiting_lease_ends(arena: Arena, how: str) -> None:
-    for _ in range(3):
-        lease(arena)
-    stop = threading.Event()
-    got: list[Slot | None] = []
-    thread = threading.Thread(target=lambda: got.append(arena.lease(stop)))
-    thread.start()
-    if how == "close":
-        arena.close()
-    else:
-        stop.set()
-        if how == "event and wake":
-            arena.wake()
-    thread.join(10)
-    assert got == [None]
-
-
-def test_no_lease_after_stop_or_close(arena: Arena) -> None:
-    stop = threading.Event()
-    stop.set()
-    assert arena.lease(stop) is None
+def test_no_lease_after_close(arena: Arena) -> None:
     arena.close()
-    assert arena.lease() is None
+    assert arena.try_lease() is None
 
 
 def test_release_twice_gives_one_slot(arena: Arena) -> None:
@@ -273,7 +247,7 @@ def test_memory_that_cannot_be_had_is_a_typed_error_and_the_slot_comes_back(
         os, "posix_fallocate", side_effect=OSError(errno.ENOSPC, "No space left on device")
     )
     with pytest.raises(OutOfBudgetError, match=r"slot 1 of 3.*No space left"):
-        arena.lease()
+        arena.try_lease()
     assert arena.leased_count == 0
     mocker.stop(patched)
     lease(arena)
@@ -302,8 +276,8 @@ def test_many_threads_never_share_a_slot() -> None:
 
     def work(number: int) -> None:
         for _ in range(200):
-            slot = arena.lease()
-            assert slot is not None
+            while (slot := arena.try_lease()) is None:
+                pass
             slot.memory[:] = bytes([number]) * 4096
             if bytes(slot.memory) != bytes([number]) * 4096:
                 wrong.append(number)

@@ -31,7 +31,7 @@ from fastload_common.transfer.routed_lanes import open_lanes
 source = open_source("s3://bucket/m", Settings())
 arena, mailbox = Arena(100_000, 4), Mailbox()
 lanes = open_lanes(source, arena, TransferPolicy(2, 3, 5, 20), mailbox)
-slot = arena.lease()
+slot = arena.try_lease()
 object_id = source.stat("key")
 lanes.start(Attempt(1, object_id, ByteRange(0, 100_000), slot.memory, slot.position_bytes))
 lanes.flush()
