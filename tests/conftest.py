@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings as hypothesis_settings
@@ -47,3 +48,19 @@ def s3_bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
     bucket = f"b-{uuid.uuid4().hex[:16]}"
     s3_server.make_bucket(bucket)
     return bucket
+
+
+@pytest.fixture
+def aws_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Writes the shared config and credentials files."""
+
+    def write(config: str, credentials: str = "") -> None:
+        for variable, text in (
+            ("AWS_CONFIG_FILE", config),
+            ("AWS_SHARED_CREDENTIALS_FILE", credentials),
+        ):
+            file = tmp_path / variable
+            file.write_text(text)
+            monkeypatch.setenv(variable, str(file))
+
+    return write

@@ -9,9 +9,9 @@ import pytest
 
 from fastload_common.testing.certificates import PrivateAuthority
 from fastload_common.testing.rig import Rig
+from fastload_common.testing.tunnel_proxy import TunnelProxy
 from tests.cases.harness import MODEL, use
 from tests.cases.identity import IdentityService
-from tests.cases.proxy import TunnelProxy
 
 
 @pytest.fixture
@@ -45,22 +45,6 @@ def proxy() -> Iterator[TunnelProxy]:
 
 
 WriteConfig = Callable[[str, str], None]
-
-
-@pytest.fixture
-def aws_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteConfig:
-    """Writes the shared config and credentials files."""
-
-    def write(config: str, credentials: str = "") -> None:
-        for variable, text in (
-            ("AWS_CONFIG_FILE", config),
-            ("AWS_SHARED_CREDENTIALS_FILE", credentials),
-        ):
-            file = tmp_path / variable
-            file.write_text(text)
-            monkeypatch.setenv(variable, str(file))
-
-    return write
 
 
 @pytest.fixture

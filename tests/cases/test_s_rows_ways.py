@@ -19,9 +19,9 @@ from fastload_common.testing.certificates import PrivateAuthority
 from fastload_common.testing.checkpoints import encode_file, random_tensor
 from fastload_common.testing.rig import Rig
 from fastload_common.testing.s3_server import S3Server
+from fastload_common.testing.tunnel_proxy import TunnelProxy
 from tests.cases.harness import BUCKET, MODEL, SHARDS, URI, load, load_in, ranges, settings
 from tests.cases.identity import IdentityService
-from tests.cases.proxy import TunnelProxy
 from tests.cases.worker import load_into_queue, read_into_queue
 
 # S01

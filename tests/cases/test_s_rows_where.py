@@ -13,9 +13,9 @@ from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.source.registry import open_source
 from fastload_common.testing.certificates import PrivateAuthority
 from fastload_common.testing.rig import Fault, Redirect, Rig
+from fastload_common.testing.tunnel_proxy import TunnelProxy
 from tests.cases.conftest import WriteConfig
 from tests.cases.harness import BUCKET, MODEL, SHARDS, URI, load, ranges, settings
-from tests.cases.proxy import TunnelProxy
 
 HEADER = ByteRange(0, 1)
 

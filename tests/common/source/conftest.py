@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -68,19 +67,3 @@ def open_s3(clock: RecordingClock) -> Iterator[OpenS3]:
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> PrivateAuthority:
     return PrivateAuthority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture
-def aws_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Writes the shared config and credentials files."""
-
-    def write(config: str, credentials: str = "") -> None:
-        for variable, text in (
-            ("AWS_CONFIG_FILE", config),
-            ("AWS_SHARED_CREDENTIALS_FILE", credentials),
-        ):
-            file = tmp_path / variable
-            file.write_text(text)
-            monkeypatch.setenv(variable, str(file))
-
-    return write

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -20,63 +17,13 @@ from fastload_common.source.http_message import Proxy
 from fastload_common.source.proxies import find_proxy
 from fastload_common.testing.certificates import PrivateAuthority
 from fastload_common.testing.fault_server import FaultServer
-from fastload_common.testing.loopback import LoopbackHandler, LoopbackServer
+from fastload_common.testing.tunnel_proxy import TunnelProxy
 from tests.common.source.conftest import OpenS3
 
 
-class _Proxy(LoopbackServer):
-    """Tunnels, and forwards plain GET and HEAD as a proxy does. Wants credentials if told."""
-
-    def __init__(self) -> None:
-        super().__init__(_ProxyHandler)
-        self.seen: list[tuple[str, str]] = []
-        self.wanted_authorization: str | None = None
-        self.refuse_status: int | None = None
-
-
-class _ProxyHandler(LoopbackHandler):
-    owner: _Proxy
-
-    def do_CONNECT(self) -> None:  # noqa: N802
-        self.owner.seen.append(("CONNECT", self.path))
-        wanted = self.owner.wanted_authorization
-        if wanted is not None and self.headers.get("Proxy-Authorization") != wanted:
-            self.send_error(407)
-            return
-        if self.owner.refuse_status is not None:
-            self.send_error(self.owner.refuse_status)
-            return
-        host, _, port = self.path.rpartition(":")
-        with socket.create_connection((host, int(port))) as upstream:
-            self.send_response(200)
-            self.end_headers()
-            self.close_connection = True
-            back = threading.Thread(target=_pump, args=(upstream, self.connection))
-            back.start()
-            _pump(self.connection, upstream)
-            back.join()
-
-    def do_GET(self) -> None:  # noqa: N802
-        self.owner.seen.append((self.command, self.path))
-        self.send_error(504)
-
-    do_HEAD = do_GET  # noqa: N815
-
-
-def _pump(source: socket.socket, sink: socket.socket) -> None:
-    try:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                sink.sendall(data)
-    finally:
-        for end in (sink, source):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-
 @pytest.fixture
-def proxy() -> Iterator[_Proxy]:
-    with _Proxy() as proxy:
+def proxy() -> Iterator[TunnelProxy]:
+    with TunnelProxy(plain_status=504) as proxy:
         yield proxy
 
 
@@ -94,12 +41,12 @@ def tls_server(
 @pytest.mark.parametrize("variable", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY"])
 def test_s10_tunnel_for_every_request(
     tls_server: FaultServer,
-    proxy: _Proxy,
+    proxy: TunnelProxy,
     open_s3: OpenS3,
     monkeypatch: pytest.MonkeyPatch,
     variable: str,
 ) -> None:
-    proxy.wanted_authorization = "Basic dXNlcjpwQHNz"  # user:p@ss
+    proxy.wanted = "Basic dXNlcjpwQHNz"  # user:p@ss
     monkeypatch.setenv(variable, f"http://user:p%40ss@127.0.0.1:{proxy.port}")
     source = open_s3("s3://bucket/m")
     assert len(source.list()) == 1
@@ -129,7 +76,7 @@ def test_s10_excluded_endpoint_is_asked_directly(
 
 
 def test_s10_plain_requests_name_the_whole_url(
-    fault_server: FaultServer, proxy: _Proxy, open_s3: OpenS3, monkeypatch: pytest.MonkeyPatch
+    fault_server: FaultServer, proxy: TunnelProxy, open_s3: OpenS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", f"127.0.0.1:{proxy.port}")
     receiver = open_s3("s3://bucket/m").open_receiver()
@@ -142,16 +89,16 @@ def test_s10_plain_requests_name_the_whole_url(
 
 
 def test_s10_refusals_are_the_proxys(
-    tls_server: FaultServer, proxy: _Proxy, open_s3: OpenS3, monkeypatch: pytest.MonkeyPatch
+    tls_server: FaultServer, proxy: TunnelProxy, open_s3: OpenS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", f"http://user:secret@127.0.0.1:{proxy.port}")
     receiver = open_s3("s3://bucket/m").open_receiver()
     object_id = ObjectId("s3://bucket/m/key", '"e"', 10)
-    proxy.wanted_authorization = "Basic other"
+    proxy.wanted = "Basic other"
     with pytest.raises(AccessDeniedError, match="proxy wants other credentials") as denied:
         receiver.receive(object_id, ByteRange(0, 4), memoryview(bytearray(4)))
     assert "secret" not in str(denied.value)
-    proxy.wanted_authorization, proxy.refuse_status = None, 503
+    proxy.wanted, proxy.refuse_status = None, 503
     with pytest.raises(SourceUnavailableError, match="proxy refused") as refused:
         receiver.receive(object_id, ByteRange(0, 4), memoryview(bytearray(4)))
     assert "SlowDown" not in str(refused.value)

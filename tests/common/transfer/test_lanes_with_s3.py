@@ -17,9 +17,9 @@ from fastload_common.source.registry import open_source
 from fastload_common.testing.certificates import PrivateAuthority
 from fastload_common.testing.fault_server import FaultServer
 from fastload_common.testing.s3_server import S3Server
+from fastload_common.testing.tunnel_proxy import TunnelProxy
 from fastload_common.transfer.lanes import Done
 from tests.common.transfer.lanes_bench import LanesBench, receiver_pids
-from tests.common.transfer.tunnel import TunnelProxy
 
 CHUNK = 256 * 1024
 DATA = random.Random(3).randbytes(10 * CHUNK + 12_345)
