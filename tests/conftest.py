@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings as hypothesis_settings
 
+from fastload_common.testing.fault_server import FaultServer
 from fastload_common.testing.s3_server import S3Server
 
 _FOREIGN = ("AWS_", "FASTLOAD_", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_")
@@ -64,3 +65,14 @@ def aws_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
             monkeypatch.setenv(variable, str(file))
 
     return write
+
+
+@pytest.fixture
+def fault_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultServer]:
+    """The scripted server, as the environment's S3 endpoint, with keys in the environment."""
+    with FaultServer() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ENVKEY")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "env-secret")
+        yield server

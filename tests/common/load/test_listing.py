@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,10 @@ URI = "s3://bucket/m"
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultServer]:
+def server(fault_server: FaultServer) -> FaultServer:
     """A server that refuses the key of the environment, with the code that a test appends."""
-    with FaultServer() as server:
-        server.put("bucket", "m/config.json", b"{}")
-        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
-        monkeypatch.setenv("AWS_REGION", "us-east-1")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ENVKEY")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "env-secret")
-        yield server
+    fault_server.put("bucket", "m/config.json", b"{}")
+    return fault_server
 
 
 def open_it(cache: Path) -> None:

@@ -12,7 +12,6 @@ from fastload_common.config import Settings
 from fastload_common.source.s3 import S3Source
 from fastload_common.source.uri import s3_location
 from fastload_common.testing.certificates import PrivateAuthority
-from fastload_common.testing.fault_server import FaultServer
 
 QUICK = Settings(max_attempts=3)
 # For servers that stall on purpose. Others may be slow on a busy machine, and are given time.
@@ -33,17 +32,6 @@ class RecordingClock(SystemClock):
 @pytest.fixture
 def clock() -> RecordingClock:
     return RecordingClock()
-
-
-@pytest.fixture
-def fault_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultServer]:
-    """The scripted server, as the environment's S3 endpoint, with keys in the environment."""
-    with FaultServer() as server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
-        monkeypatch.setenv("AWS_REGION", "us-east-1")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ENVKEY")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "env-secret")
-        yield server
 
 
 OpenS3 = Callable[..., S3Source]

@@ -31,14 +31,9 @@ MakeLanes = Callable[..., LanesBench]
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultServer]:
-    with FaultServer() as server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
-        monkeypatch.setenv("AWS_REGION", "us-east-1")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ENVKEY")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "env-secret")
-        server.put("bucket", "m/key", DATA)
-        yield server
+def server(fault_server: FaultServer) -> FaultServer:
+    fault_server.put("bucket", "m/key", DATA)
+    return fault_server
 
 
 @pytest.fixture(params=["threads", "processes"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,14 +29,9 @@ POLICY = TransferPolicy(concurrency=3, max_attempts=3, connect_timeout_s=5, read
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultServer]:
-    with FaultServer() as server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
-        monkeypatch.setenv("AWS_REGION", "us-east-1")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ENVKEY")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "env-secret")
-        server.put("bucket", "m/key", DATA)
-        yield server
+def server(fault_server: FaultServer) -> FaultServer:
+    fault_server.put("bucket", "m/key", DATA)
+    return fault_server
 
 
 class Owner:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,15 +59,10 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultServer]:
-    with FaultServer() as server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
-        monkeypatch.setenv("AWS_REGION", "us-east-1")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ENVKEY")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "env-secret")
-        server.put("bucket", "m/key", bytes(SIZE))
-        server.script("GET", "bucket/m/key", [], then=Fault(stall_after_bytes=1000))
-        yield server
+def server(fault_server: FaultServer) -> FaultServer:
+    fault_server.put("bucket", "m/key", bytes(SIZE))
+    fault_server.script("GET", "bucket/m/key", [], then=Fault(stall_after_bytes=1000))
+    return fault_server
 
 
 class Parent:
