@@ -18,7 +18,7 @@ class TransferPolicy:
         concurrency: most requests in flight.
         start_concurrency: requests in flight at the beginning; None: as many as ``concurrency``.
         max_bytes_per_s: cap on the bytes asked for, of this process; None: no cap.
-        burst_bytes: what may be asked for at once under that cap.
+        burst_bytes: what may be asked for at once under that cap; without one, the largest request.
         max_attempts: attempts for one range before its error ends the fetch. Attempts that
             brought at least ``progress_bytes`` do not count, so a range sees at most
             ``max_attempts + size / progress_bytes`` requests.
