@@ -9,9 +9,11 @@ from fastload_common.transfer.hedging import Crowd, Verdict
 from fastload_common.transfer.parts import Racer
 from fastload_common.transfer.tuning import Tuning
 
-__all__ = ["JUDGE_EVERY_S", "Judge"]
+__all__ = ["JUDGE_EVERY_S", "SILENT_S", "Judge"]
 
 JUDGE_EVERY_S = 0.05
+# Longer than it takes to be told of a byte: then none has come.
+SILENT_S = 2 * JUDGE_EVERY_S
 
 
 class Judge:

@@ -24,7 +24,7 @@ from fastload_common.transfer.faults import (
     slow_error,
 )
 from fastload_common.transfer.hedging import Verdict
-from fastload_common.transfer.judging import JUDGE_EVERY_S, Judge
+from fastload_common.transfer.judging import SILENT_S, Judge
 from fastload_common.transfer.lanes import (
     Attempt,
     Done,
@@ -222,13 +222,13 @@ class Scheduler:
             return
         tuning.hedges.settle(missing_bytes, 0)
         # Ending it costs no memory. But once: it may be the store's way to be slow.
-        if silent_s > 2 * JUDGE_EVERY_S and not racer.part.kills:
+        if silent_s > SILENT_S and not racer.part.kills:
             self._kill(racer, silent_s)
 
     def _kill(self, racer: Racer, silent_s: float) -> None:
         racer.killed = (
             f"no byte came for {silent_s:.1f} s"
-            if silent_s > 1
+            if silent_s > SILENT_S
             else f"{racer.received_bytes} of {racer.size_bytes} bytes came, too slowly"
         )
         racer.part.kills += 1

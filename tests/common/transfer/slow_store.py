@@ -22,13 +22,13 @@ from fastload_common.transfer.hedging import (
     SlowPolicy,
     Verdict,
 )
+from fastload_common.transfer.judging import JUDGE_EVERY_S
 from fastload_common.transfer.observed import Observed
 from fastload_common.transfer.sizing import Ramp, part_bytes
 from fastload_common.units import KIB, MIB
 
 __all__ = ["Fate", "Network", "Outcome", "Simulation"]
 
-JUDGE_EVERY_S = 0.05
 # A receiver tells of progress after each slice.
 SLICE_BYTES = 256 * KIB
 _NEVER = math.inf

@@ -226,6 +226,7 @@ def test_a_store_that_only_drips_fails_in_the_end() -> None:
         now_s += 3.0
         bench.at(now_s)
         bench.at(now_s, bench.started(number))
+        bench.at(now_s + 0.01)
         bench.at(now_s + 0.01, bench.progress(number, 1))
         bench.at(now_s + 0.1)
         bench.at(now_s + 0.1, bench.failed(number, good_bytes=1))
@@ -259,3 +260,14 @@ def test_a_cap_on_bandwidth_holds_for_hedges_too() -> None:
     bench.at(1.0, bench.started(1))
     hedged(bench, 2.0)
     assert len(bench.lanes.all) == 1
+
+
+def test_what_fell_silent_is_called_silent_however_short_the_patience() -> None:
+    bench = Bench([chunk(0, 5000)], policy=TransferPolicy(2, 1, 5, 0.5))
+    bench.at(1.0)
+    bench.at(1.0, bench.started(1), bench.progress(1, 10))
+    bench.verdicts.always = Verdict.KILL
+    bench.at(1.6)
+    bench.at(1.7, bench.failed(1, good_bytes=10))
+    with pytest.raises(SourceUnavailableError, match=r"no byte came for 0\.6 s"):
+        bench.run.next_filled()
