@@ -21,7 +21,7 @@ from benchmarks.compiled import Programs
 from benchmarks.measure import ClientFailedError, Cost, measure
 from benchmarks.plots import Panel
 from benchmarks.results import Bar, finish, options_of, programs_or_none
-from benchmarks.roster import PEERS, present, shown
+from benchmarks.roster import PEERS, VARIANTS, present, shown
 from benchmarks.server import Network, S3Server
 from benchmarks.work import Item, Work, objects_of
 from fastload_common.units import GIB, MIB
@@ -118,7 +118,7 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(PEERS), help="clients, separated by commas")
     options = parser.parse_args()
     # fastload chooses its shape here anyway.
-    wanted = [name for name, peer in PEERS.items() if not peer.own_shape]
+    wanted = [name for name in PEERS if name not in VARIANTS]
     names, absent = present([name for name in wanted if name in options.only.split(",")])
     with programs_or_none(options.json) as programs:
         if programs is None:

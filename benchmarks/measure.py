@@ -112,7 +112,10 @@ def measure(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,
+        # A group, so that all of it can be ended; but no session of its own: the kernel divides the
+        # CPUs among sessions first (autogroup), so two busy ones, client and store, would each get
+        # half whatever they do, and a computing thread's share would be taken from the client's.
+        process_group=0,
     )
     sampler = _Sampler(process.pid, sample_every_s)
     try:

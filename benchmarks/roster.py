@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.measure import missing
 
-__all__ = ["PEERS", "Peer", "present", "shown"]
+__all__ = ["PEERS", "VARIANTS", "Peer", "present", "shown"]
 
 _RUNAI = {"RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING": "0"}
 
@@ -21,14 +21,15 @@ class Peer:
         about: what a reader of the results must know.
         share: part of the objects that it receives, so that slow clients do not take for ever.
         options: for the client; ``environment`` holds variables.
-        own_shape: it chooses connections and chunks by itself.
+        connections, chunk_bytes: None: what all get; 0: it chooses by itself.
     """
 
     client: str
     about: str
     share: float = 1.0
     options: dict[str, Any] = field(default_factory=dict)
-    own_shape: bool = False
+    connections: int | None = None
+    chunk_bytes: int | None = None
 
 
 def _runai(owned: bool, **variables: str) -> dict[str, Any]:
@@ -38,9 +39,15 @@ def _runai(owned: bool, **variables: str) -> dict[str, Any]:
 
 PEERS: dict[str, Peer] = {
     "C floor": Peer("floor", "recv or SSL_read into touched buffers, unsigned"),
-    "fastload": Peer("fastload", "source, signing, fetcher and staging memory"),
+    "fastload": Peer(
+        "fastload",
+        "source, signing, fetcher and staging memory; chunks of its own choice for a model of this "
+        "size and so many connections: 16 MiB",
+        chunk_bytes=0,
+    ),
+    "fastload 8 MiB": Peer("fastload", "the same with 8 MiB chunks"),
     "fastload defaults": Peer(
-        "fastload", "the same with connections and chunks of its own choice", own_shape=True
+        "fastload", "connections and chunks of its own choice", connections=0, chunk_bytes=0
     ),
     "libcurl": Peer("curl", "through ctypes in threads, unsigned: the other way to fetch", 0.5),
     "boto3": Peer("boto", "get_object in threads, readinto touched memory", 0.5),
@@ -72,6 +79,9 @@ PEERS: dict[str, Peer] = {
         _runai(False, CONCURRENCY="2", MEMORY_LIMIT=str(64 << 20)),
     ),
 }
+
+VARIANTS = ("fastload 8 MiB", "fastload defaults")
+"""Of fastload, for `benchmarks.peers`; elsewhere one row of it is enough."""
 
 
 def present(names: list[str]) -> tuple[list[str], dict[str, str]]:

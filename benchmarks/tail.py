@@ -33,7 +33,7 @@ from benchmarks.link import NETWORK, work_of
 from benchmarks.measure import ClientFailedError, measure
 from benchmarks.plots import Panel
 from benchmarks.results import Bar, finish, options_of, programs_or_none
-from benchmarks.roster import PEERS, present, shown
+from benchmarks.roster import PEERS, VARIANTS, present, shown
 from benchmarks.server import Network, S3Server
 from benchmarks.work import Item, objects_of
 from fastload_common.units import MIB
@@ -196,7 +196,7 @@ def main() -> int:
     options = parser.parse_args()
     # The floor has no timeouts: it would wait for ever, as a matter of course.
     names, absent = present([name for name in PEERS if name in options.only.split(",")])
-    names = [name for name in names if name != "C floor" and not PEERS[name].own_shape]
+    names = [name for name in names if name not in ("C floor", *VARIANTS)]
     left_out = {name: LEFT_OUT for name in names if options.quick and name != "fastload"}
     names = [name for name in names if name not in left_out]
     with programs_or_none(options.json) as programs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import weakref
@@ -110,8 +111,11 @@ class Crew:
         known = self._homes.get(place)
         if known in self.members and known.room > 0 and len(known.tasks) < known.share:
             return known
-        free = [member for member in self.members if member.room > 0]
-        best = min(free, key=lambda member: len(member.tasks) / member.share, default=None)
+        best: Member | None = None
+        least = math.inf
+        for member in self.members:
+            if member.room > 0 and (load := len(member.tasks) / member.share) < least:
+                best, least = member, load
         if best is not None:
             self._homes[place] = best
         return best

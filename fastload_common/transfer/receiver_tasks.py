@@ -115,8 +115,9 @@ class Member:
         """How many more it may be given: a few wait there, so that no connection idles."""
         if not self.share or self.why_ended:
             return 0
-        waiting = max(min(2, self.share // 2), self.share // 4, 1)
-        return self.share + waiting - len(self.tasks)
+        share = self.share
+        waiting = share // 4 if share >= 8 else 2 if share >= 4 else 1
+        return share + waiting - len(self.tasks)
 
 
 class Background:

@@ -78,6 +78,11 @@ class Filled:
         self._slot = slot
         self._released = released
 
+    @property
+    def position_bytes(self) -> int:
+        """Where the data begins in the arena's file."""
+        return self._slot.position_bytes
+
     def release(self) -> None:
         """Give the memory back to the arena. Safe to call twice."""
         # Turns use after release into an error, except through views made from this one.

@@ -32,6 +32,8 @@ __all__ = ["Get", "Inbox", "Message", "Outbox", "error_from", "error_record"]
 Message = list[Any]
 
 _LENGTH = struct.Struct("!I")
+# Made once: `json.dumps` makes one for each call that wants anything but its defaults.
+_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
 _RECEIVE_BYTES = 256 * 1024
 
 
@@ -51,7 +53,7 @@ class Outbox:
         """Queue messages, in order; `flush` sends them."""
         frames = []
         for message in messages:
-            body = json.dumps(message, separators=(",", ":"), default=str).encode()
+            body = _encode(message).encode()
             frames += [_LENGTH.pack(len(body)), body]
         with self._lock:
             self._buffer += b"".join(frames)
