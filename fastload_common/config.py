@@ -130,6 +130,14 @@ OPTIONS: tuple[Option, ...] = (
         choices=("off", "covered", "full"),
     ),
     Option(
+        "exchange",
+        "choice",
+        "auto",
+        "auto: the ranks of one engine on one host read each byte that several of them need once, "
+        "and map each other's staging memory. off: each rank reads alone.",
+        choices=("auto", "off"),
+    ),
+    Option(
         "anonymous",
         "flag",
         False,
@@ -193,6 +201,7 @@ class Settings:
     deadline_s: float | None = _BY_NAME["deadline_s"].default
     trace: str = _BY_NAME["trace"].default
     verify: str = _BY_NAME["verify"].default
+    exchange: str = _BY_NAME["exchange"].default
     anonymous: bool = _BY_NAME["anonymous"].default
     cache_dir: Path | None = _BY_NAME["cache_dir"].default
     cache_max_bytes: int = _BY_NAME["cache_max_bytes"].default

@@ -19,6 +19,7 @@
     │   ├── TensorMissingError      the index or the model names a tensor that no file has
     │   └── TensorMismatchError     shape or dtype do not fit
     ├── TraceError                  the engine did what a lazy tensor cannot stand for
+    ├── PeerError                   another rank of this host, which loads together with this one
     ├── StagingError                host memory
     │   └── OutOfBudgetError        the budget cannot hold what must be held at once
     └── DeadlineError               the load as a whole took longer than allowed
@@ -46,6 +47,7 @@ __all__ = [
     "ObjectChangedError",
     "ObjectMissingError",
     "OutOfBudgetError",
+    "PeerError",
     "RangeMismatchError",
     "ShardMissingError",
     "ShardTruncatedError",
@@ -175,6 +177,15 @@ class TensorMismatchError(CheckpointError):
 
 class TraceError(FastloadError):
     """The engine did what a lazy tensor cannot stand for; reading eagerly still works."""
+
+
+class PeerError(FastloadError):
+    """Another rank, which loads together with this one, has failed; the message is that rank's.
+
+    ``failure`` is what it told, for whoever must pass it on.
+    """
+
+    failure: Any = None
 
 
 class StagingError(FastloadError):

@@ -12,8 +12,9 @@ from typing import Protocol
 
 import torch
 
+from fastload_common.exchange.node_exchange import NodeExchange
 from fastload_common.load.report import LoadReport
-from fastload_common.plan.planner import ALIGNMENT_BYTES, plan_reads
+from fastload_common.plan.planner import ALIGNMENT_BYTES, plan_for, plan_reads
 from fastload_common.plan.records import Chunk, Plan, TensorRead
 from fastload_common.staging.placement import ChunkBytes, Placement
 from fastload_common.trace.evaluate import calls_of, leaves, value_of
@@ -25,10 +26,13 @@ __all__ = ["Executor", "FilledChunk"]
 
 
 class FilledChunk(Protocol):
-    """A chunk in its staging slot."""
+    """A chunk in a staging slot, this rank's or another one's."""
 
-    chunk: Chunk
-    data: memoryview
+    @property
+    def chunk(self) -> Chunk: ...
+
+    @property
+    def data(self) -> memoryview: ...
 
     def release(self) -> None: ...
 
@@ -146,6 +150,7 @@ class Executor:
         chunk_bytes: largest request (rounded down to the planner's alignment).
         merge_gap_bytes: see `plan_reads`.
         report: counters and phases.
+        exchange: what the whole load is divided with; None: this rank fetches all it needs.
         advance: told how many needed bytes were placed, for the progress display.
     """
 
@@ -156,12 +161,14 @@ class Executor:
         chunk_bytes: int,
         merge_gap_bytes: int,
         report: LoadReport,
+        exchange: NodeExchange | None = None,
         advance: Callable[[int], None] = lambda size_bytes: None,
     ) -> None:
         self._fetch = fetch
         self._chunk_bytes = chunk_bytes - chunk_bytes % ALIGNMENT_BYTES
         self._merge_gap_bytes = merge_gap_bytes
         self._report = report
+        self._exchange = exchange
         self.advance = advance
         self._timed = False
 
@@ -178,12 +185,17 @@ class Executor:
         with self._report.phase("plan"):
             jobs = _jobs(transfers)
             owners = _owners(jobs)
-            plan = self._plan(owners)
+            filling: Iterator[FilledChunk] | None = None
+            if self._exchange is None:
+                plan = self._plan(owners)
+            else:
+                plan = self._agree(owners, self._exchange)
+                filling = self._exchange.fetch()
         on_plan(plan)
         self._timed = True
         try:
             with self._report.phase("fetch"):
-                self._execute(jobs, owners, plan)
+                self._execute(jobs, owners, plan, filling)
         finally:
             self._timed = False
 
@@ -221,10 +233,39 @@ class Executor:
         report.over_read_bytes += plan.fetched_bytes - plan.needed_bytes
         return plan
 
+    def _agree(self, owners: list[_Owned], exchange: NodeExchange) -> Plan:
+        """The plan of this rank's part of what the ranks of this host fetch together."""
+        reads = [placement.read for placement, _ in owners]
+        with self._report.phase("agree"):
+            chunks = exchange.agree(reads)
+        plan = plan_for(reads, chunks)
+        report = self._report
+        report.needed_bytes += plan.needed_bytes
+        report.over_read_bytes += sum(
+            chunk.byte_range.size_bytes
+            for chunk, readers in zip(plan.chunks, plan.readers, strict=True)
+            if not readers
+        )
+        return plan
+
     def _phase(self, name: str) -> AbstractContextManager[None]:
         return self._report.phase(name) if self._timed else nullcontext()
 
-    def _execute(self, jobs: Sequence[_Job], owners: list[_Owned], plan: Plan) -> None:
+    def _execute(
+        self,
+        jobs: Sequence[_Job],
+        owners: list[_Owned],
+        plan: Plan,
+        filling: Iterator[FilledChunk] | None = None,
+    ) -> None:
+        """Do jobs.
+
+        Args:
+            filling: brings the plan's chunks, and counts them; None: they are fetched here.
+        """
+        alone = filling is None
+        if filling is None:
+            filling = self._fetch(plan.chunks) if plan.chunks else iter(())
         for job in jobs:
             job.missing = len(job.placements)
         missing = list(plan.chunk_counts)
@@ -237,7 +278,7 @@ class Executor:
                     if not count:
                         self._count_down(waiting)
             index = {id(chunk): k for k, chunk in enumerate(plan.chunks)}
-            for filled in self._fetch(plan.chunks) if plan.chunks else ():
+            for filled in filling:
                 with self._phase("place"):
                     try:
                         data = ChunkBytes(filled.data, filled.chunk.byte_range.start)
@@ -245,7 +286,8 @@ class Executor:
                         del data
                     finally:
                         filled.release()
-                self._report.fetched_bytes += filled.chunk.byte_range.size_bytes
+                if alone:
+                    self._report.fetched_bytes += filled.chunk.byte_range.size_bytes
                 self.advance(filled.chunk.byte_range.size_bytes)
 
     def _place(

@@ -29,8 +29,21 @@ logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 
-PHASES: tuple[str, ...] = ("list", "headers", "trace", "plan", "fetch", "verify", "place", "finish")
-"""The phases of a load in their usual order; fetch, verify and place interleave."""
+PHASES: tuple[str, ...] = (
+    "list",
+    "headers",
+    "trace",
+    "plan",
+    "agree",
+    "fetch",
+    "verify",
+    "place",
+    "finish",
+)
+"""The phases of a load in their usual order; fetch, verify and place interleave.
+
+In ``agree`` a rank meets the others of its host, and waits until they have told what they need.
+"""
 
 SCHEMA: dict[str, tuple[str, str]] = {
     "schema": ("integer", "Version of this form; grows when a field changes its meaning."),
@@ -51,11 +64,16 @@ SCHEMA: dict[str, tuple[str, str]] = {
     "phases_s": (
         "object",
         "Seconds per phase: " + ", ".join(f"`{name}`" for name in PHASES) + ". A phase that "
-        "runs inside another one counts for itself only. Phases in other threads may overlap.",
+        "runs inside another one counts for itself only. Phases in other threads may overlap. In "
+        "`agree` a rank meets the others of its host and waits for what they need.",
     ),
     "model_bytes": ("integer", "Size of all tensors of the checkpoint."),
     "needed_bytes": ("integer", "Bytes of the checkpoint that this rank needs."),
-    "fetched_bytes": ("integer", "Bytes that arrived in staging, each range once."),
+    "fetched_bytes": (
+        "integer",
+        "Bytes that this rank fetched into its staging memory, each range once, for itself or for "
+        "other ranks too. The sum over the ranks of a host is what came over its network.",
+    ),
     "refetched_bytes": ("integer", "Bytes that a retry or a hedge brought."),
     "over_read_bytes": ("integer", "Bytes fetched between needed ranges and used by nobody."),
     "requests": ("integer", "Ranged requests sent for weights, retries included."),
@@ -82,6 +100,16 @@ SCHEMA: dict[str, tuple[str, str]] = {
         "objects that were `compared`, are `without_checksum` of the whole, or were `partly_read` "
         "and so not compared, and `read_bytes`: read only to be compared, in no other number "
         "of bytes here. Empty with `off`, and where the load ended before.",
+    ),
+    "node": (
+        "object",
+        "The exchange with the other ranks of this host: how many `ranks` they are, this one "
+        "included; `exchange`: `on`, or `off` and the `reason`. If on: "
+        "`fetched_for_others_bytes` (of `fetched_bytes`, in requests whose bytes others needed "
+        "too), `received_bytes` (in requests of others), `wait_s` (seconds in which this rank only "
+        "waited for others), and of all ranks together `node_fetched_bytes`, "
+        "`node_over_read_bytes` (read over gaps) and `node_shared_bytes` (in requests for more "
+        "than one rank). Empty where one rank loads by itself.",
     ),
     "peak_staging_bytes": ("integer", "Most staging memory held at once by this process."),
     "settings": ("object", "Settings that are not at their default."),
@@ -143,6 +171,7 @@ class LoadReport:
     tensors: int = 0
     transfers: int = 0
     verified: Mapping[str, Any] = field(default_factory=dict)
+    node: Mapping[str, Any] = field(default_factory=dict)
     peak_staging_bytes: int = 0
 
     status: str = field(default="running", init=False)
@@ -212,6 +241,11 @@ class LoadReport:
             "total": dict(snapshot["total_s"]),
         }
 
+    def take_exchange(self, fetched_bytes: int, facts: Mapping[str, Any]) -> None:
+        """Take over the numbers of the exchange with other ranks, once."""
+        self.fetched_bytes += fetched_bytes
+        self.node = {**self.node, **facts}
+
     def finish(self, error: BaseException | None = None) -> None:
         """End the load: freeze its duration and CPU time. A second call changes nothing.
 
@@ -245,6 +279,9 @@ class LoadReport:
             f"{self.retries} retries" + slow,
             f"{format_size(self.over_read_bytes)} read but not needed",
         ]
+        if self.node.get("exchange") == "on":
+            received = format_size(self.node.get("received_bytes", 0))
+            parts.append(f"{received} from {self.node['ranks'] - 1} other ranks of this host")
         busy = [f"{name} {self.phases_s[name]:.2f}" for name in PHASES if self.phases_s[name] > 0]
         if busy:
             parts.append("seconds: " + " ".join(busy))
@@ -272,6 +309,7 @@ class LoadReport:
             "latency_s": dict(self.latency_s),
             "request_errors": dict(self.request_errors),
             "verified": dict(self.verified),
+            "node": dict(self.node),
             "settings": {name: _plain(value) for name, value in self.settings.items()},
         }
         return {name: own[name] if name in own else getattr(self, name) for name in SCHEMA}

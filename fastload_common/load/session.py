@@ -1,7 +1,7 @@
 """One load of one model by one rank: the only place that joins all parts, and that cleans up.
 
-    list, headers -> trace (the engine's load_weights over lazy tensors) -> plan
-    -> fetch and place -> finish
+    meet the host's other ranks -> list, headers -> trace (the engine's load_weights over lazy
+    tensors) -> plan, together with them -> fetch and place -> finish
 
 Adapters see this module; they know nothing of what is behind it.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TypeVar
 
@@ -21,15 +21,20 @@ from fastload_common.checkpoint.records import Checkpoint, TensorEntry
 from fastload_common.clock import Clock, SystemClock
 from fastload_common.config import Settings
 from fastload_common.errors import FastloadError, TensorMismatchError, TraceError
+from fastload_common.exchange.group import RankGroup
+from fastload_common.exchange.node_exchange import NodeExchange
+from fastload_common.load.cleanup import kept
 from fastload_common.load.executor import Executor
 from fastload_common.load.leaks import replace_lazy_attributes
 from fastload_common.load.open_model import open_checkpoint
 from fastload_common.load.progress import make_progress
 from fastload_common.load.report import LoadReport
 from fastload_common.load.request import RankPlace, WeightSource
+from fastload_common.load.sharing import join, terms_of
 from fastload_common.load.sizes import choose_sizes
 from fastload_common.load.verify import Verification
 from fastload_common.plan.records import Plan
+from fastload_common.source.base import ObjectSource
 from fastload_common.source.composite import CompositeSource
 from fastload_common.source.registry import open_source
 from fastload_common.source.uri import is_file_uri
@@ -39,7 +44,7 @@ from fastload_common.trace.recorder import Recorder
 from fastload_common.transfer.fetcher import Fetcher
 from fastload_common.transfer.stats import TransferStats
 
-__all__ = ["LoadSession", "RankPlace", "WeightSource"]
+__all__ = ["LoadSession", "RankGroup", "RankPlace", "WeightSource"]
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +68,8 @@ class LoadSession:
         settings: this process's settings.
         place: which rank this is.
         progress: whether this process may show a progress display.
+        group: all ranks that load this model together, each by a session of its own at the same
+            time; None: this one alone.
         clock: time; the tests inject theirs.
     """
 
@@ -73,12 +80,15 @@ class LoadSession:
         place: RankPlace | None = None,
         *,
         progress: bool = True,
+        group: RankGroup | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._sources = tuple(sources)
         self._settings = settings
         self._place = place or RankPlace()
         self._show_progress = progress
+        self._group = group
+        self._exchange: NodeExchange | None = None
         self._clock = clock or SystemClock()
         self._started_s = self._clock.monotonic_s()  # the deadline counts listing and tracing too
         self._stack = ExitStack()
@@ -161,11 +171,13 @@ class LoadSession:
             return self._load_eagerly(consume, reason)
         with self.report.phase("finish"):
             self._finish(recorder, model)
-            self._verification.finish()
+            self._end_reading()
         return result
 
     def tensors(self) -> Generator[tuple[str, torch.Tensor], None, None]:
         """All tensors, real, in the order in which they lie, each with memory of its own."""
+        if self._exchange is not None:
+            self._exchange.read_alone()
         recorder = Recorder(self._executor)
         batch: list[tuple[str, TensorEntry]] = []
         held_bytes = 0
@@ -177,26 +189,17 @@ class LoadSession:
             batch.append((name, entry))
             held_bytes += size_bytes
         yield from self._read_batch(recorder, batch)
-        self._verification.finish()
+        self._end_reading()
 
     # -- steps ------------------------------------------------------------------------------
 
     def _open(self) -> None:
         settings, report = self._settings, self.report
-        opened = []
-        for weights in self._sources:
-            source = open_source(weights.uri, settings)
-            self._stack.callback(source.close)
-            checkpoint = open_checkpoint(
-                source,
-                settings,
-                prefer=weights.prefer,
-                patterns=weights.patterns,
-                phases=report,
-                see_start=self._verification.starts(source),
+        with report.phase("agree"):
+            self._exchange = join(
+                self._group, settings, self._clock, report, started_s=self._started_s
             )
-            opened.append(source)
-            self._checkpoints.append((weights, checkpoint))
+        opened = [self._find(weights) for weights in self._sources]
         report.model_bytes = sum(entry.byte_range.size_bytes for _, entry in self._entries())
         sizes = choose_sizes(
             settings,
@@ -217,13 +220,33 @@ class LoadSession:
             started_s=self._started_s,
         )
         self._stack.callback(fetcher.close)
+        fetch = self._verification.watch(fetcher.fetch, sizes.chunk_bytes)
+        if self._exchange is not None:
+            terms = terms_of(self.checkpoints, settings, arena, fetch, fetcher.close)
+            self._exchange.offer(terms)
         self._executor = Executor(
-            self._verification.watch(fetcher.fetch, sizes.chunk_bytes),
+            fetch,
             chunk_bytes=sizes.chunk_bytes,
             merge_gap_bytes=settings.merge_gap_bytes,
             report=report,
+            exchange=self._exchange,
         )
         logger.debug("%s", sizes)
+
+    def _find(self, weights: WeightSource) -> ObjectSource:
+        """Open one source and read where its tensors lie."""
+        source = open_source(weights.uri, self._settings)
+        self._stack.callback(source.close)
+        checkpoint = open_checkpoint(
+            source,
+            self._settings,
+            prefer=weights.prefer,
+            patterns=weights.patterns,
+            phases=self.report,
+            see_start=self._verification.starts(source),
+        )
+        self._checkpoints.append((weights, checkpoint))
+        return source
 
     def _entries(self) -> Iterator[tuple[str, TensorEntry]]:
         for weights, checkpoint in self._checkpoints:
@@ -233,6 +256,7 @@ class LoadSession:
     def _trace(self, recorder: Recorder, consume: Callable[[Weights], T]) -> T:
         def weights() -> Generator[tuple[str, torch.Tensor], None, None]:
             for name, entry in self._entries():
+                self._check_others()
                 self._current = entry
                 self.report.tensors += 1
                 yield name, recorder.lazy(entry)
@@ -321,7 +345,7 @@ class LoadSession:
         handed_out = self.tensors()
         try:
             result = consume(handed_out)
-            self._verification.finish()  # also where it did not take all tensors
+            self._end_reading()  # also where it did not take all tensors
             return result
         except (FastloadError, *_NO_MEMORY):
             raise
@@ -336,17 +360,35 @@ class LoadSession:
     def _read_batch(
         self, recorder: Recorder, batch: list[tuple[str, TensorEntry]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
+        self._check_others()
         values = self._executor.read_whole([recorder.lazy(entry) for _, entry in batch])
         for (name, entry), value in zip(batch, values, strict=True):
             self._current = entry
             self.report.tensors += 1
             yield name, value
 
+    def _check_others(self) -> None:
+        """Another rank's failure ends this load at its next step."""
+        if self._exchange is not None:
+            self._exchange.check()
+
+    def _end_reading(self) -> None:
+        """Before the model is used: compare what is to be compared, and let the others end."""
+        if self._exchange is not None:
+            self._verification.leave_out(self._exchange.objects_of_others())
+        self._verification.finish()
+        if self._exchange is not None:
+            self._exchange.leave()
+
     def _close(self, error: BaseException | None) -> None:
         report = self.report
         report.take_transfer(self._stats.snapshot())
-        with _kept(error):
-            self._stack.close()
+        with kept(error), ExitStack() as ending:
+            ending.callback(self._stack.close)
+            if self._exchange is not None:
+                self._exchange.end(error)
+        if self._exchange is not None:
+            report.take_exchange(self._exchange.fetched_bytes, self._exchange.facts())
         if hasattr(self, "_arena"):
             report.peak_staging_bytes = self._arena.peak_leased_bytes
         report.finish(error)
@@ -354,16 +396,3 @@ class LoadSession:
             logger.info("%s", report.summary_line())
         if self._settings.report is not None:
             report.append_to(self._settings.report)
-
-
-@contextmanager
-def _kept(error: BaseException | None) -> Iterator[None]:
-    """An error while cleaning up must not hide the one that ended the load."""
-    try:
-        yield
-    except Exception as second:
-        if error is None:
-            raise
-        # Not its text, unless it is ours: a foreign one may hold a signed URL.
-        text = str(second) if isinstance(second, FastloadError) else ""
-        error.add_note(f"while cleaning up: {type(second).__name__} {text}")

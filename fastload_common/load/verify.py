@@ -13,6 +13,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from fastload_common.checksums.algorithms import Checksum, crc_function
 from fastload_common.checksums.composed import Composed, ContradictionError
@@ -27,6 +28,8 @@ from fastload_common.source.base import ObjectSource
 __all__ = ["SeeStart", "Verification"]
 
 logger = logging.getLogger(__name__)
+
+_F = TypeVar("_F", bound=FilledChunk)
 
 SeeStart = Callable[[ObjectId, bytes], None]
 """Told the first bytes of an object that were used outside the transfer."""
@@ -53,6 +56,7 @@ class Verification:
         self._fetch: Fetch | None = None
         self._read_bytes = 0
         self._finished = False
+        self._left_out: frozenset[ObjectId] = frozenset()
         self._failure: ChecksumMismatchError | None = None
 
     @property
@@ -80,7 +84,9 @@ class Verification:
 
         return see
 
-    def watch(self, fetch: Fetch, chunk_bytes: int) -> Fetch:
+    def watch(
+        self, fetch: Callable[[Iterable[Chunk]], Iterator[_F]], chunk_bytes: int
+    ) -> Callable[[Iterable[Chunk]], Iterator[_F]]:
         """The same fetch, whose chunks are looked at before the caller gets them.
 
         Args:
@@ -90,10 +96,14 @@ class Verification:
             return fetch
         self._fetch, self._chunk_bytes = fetch, chunk_bytes
 
-        def watched(chunks: Iterable[Chunk]) -> Iterator[FilledChunk]:
+        def watched(chunks: Iterable[Chunk]) -> Iterator[_F]:
             return self._watched(fetch(chunks))
 
         return watched
+
+    def leave_out(self, objects: frozenset[ObjectId]) -> None:
+        """Neither read on nor count these: another rank of this host fetches and compares them."""
+        self._left_out = objects
 
     def finish(self) -> None:
         """Read what must still be read, and compare. To be called before the model is used.
@@ -115,7 +125,7 @@ class Verification:
             self._tell()
         self._finished = True
 
-    def _watched(self, filling: Iterator[FilledChunk]) -> Generator[FilledChunk, None, None]:
+    def _watched(self, filling: Iterator[_F]) -> Generator[_F, None, None]:
         with _closing(filling):
             for filled in filling:
                 try:
@@ -159,27 +169,31 @@ class Verification:
                         filled.release()
                     self._read_bytes += filled.chunk.byte_range.size_bytes
 
+    def _own(self) -> dict[ObjectId, _Object | None]:
+        """The objects that are not left to others."""
+        return {one: seen for one, seen in self._objects.items() if one not in self._left_out}
+
     def _known(self) -> list[_Object]:
-        return [seen for seen in self._objects.values() if seen is not None]
+        return [seen for seen in self._own().values() if seen is not None]
 
     def _count(self) -> None:
         compared = sum(seen.is_compared for seen in self._known())
         self._report.verified = {
             "mode": self._mode,
             "compared": compared,
-            "without_checksum": len(self._objects) - len(self._known()),
+            "without_checksum": len(self._own()) - len(self._known()),
             "partly_read": len(self._known()) - compared,
             "read_bytes": self._read_bytes,
         }
 
     def _tell(self) -> None:
-        without = [object_id.uri for object_id, seen in self._objects.items() if seen is None]
+        without = [object_id.uri for object_id, seen in self._own().items() if seen is None]
         if without:
             logger.warning(
                 "FASTLOAD_VERIFY: %d of %d objects have no stored checksum of the whole object and "
                 "were not compared, such as %s",
                 len(without),
-                len(self._objects),
+                len(self._own()),
                 without[0],
             )
 

@@ -15,6 +15,9 @@ memory copies, others (GPU) by torch's own copies from pageable memory.
 
 from __future__ import annotations
 
+import ctypes
+
+import numpy as np
 import torch
 
 from fastload_common.plan.geometry import Box, View, nested, ordered
@@ -28,14 +31,15 @@ class ChunkBytes:
     """The bytes of one chunk as tensors. Valid while its staging slot is leased.
 
     Args:
-        data: the slot's memory, aligned to at least 64 bytes.
+        data: the slot's memory, aligned to at least 64 bytes; only read, so another rank's will do.
         start: where the chunk begins in its object.
     """
 
-    __slots__ = ("_raw", "_typed", "end", "start")
+    __slots__ = ("_data", "_raw", "_typed", "end", "start")
 
     def __init__(self, data: memoryview, start: int) -> None:
-        self._raw = torch.frombuffer(data, dtype=torch.uint8)
+        self._data = data  # holds the memory that the tensors show
+        self._raw = torch.frombuffer(_buffer(data), dtype=torch.uint8)
         self._typed: dict[torch.dtype, torch.Tensor] = {torch.uint8: self._raw}
         self.start = start
         self.end = start + len(data)
@@ -154,6 +158,14 @@ class Placement:
         if start < end:
             part = chunk.typed(torch.uint8)[start - chunk.start : end - chunk.start]
             raw[start - base : end - base].copy_(part)
+
+
+def _buffer(data: memoryview) -> object:
+    """The memory as something that torch takes without a warning that it cannot be written."""
+    if not data.readonly:
+        return data
+    address = np.frombuffer(data, dtype=np.uint8).__array_interface__["data"][0]
+    return (ctypes.c_ubyte * len(data)).from_address(address)
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

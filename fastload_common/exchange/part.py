@@ -1,0 +1,92 @@
+"""What ranks told, as needs of the same objects; one rank's part of the plan that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fastload_common.errors import ChecksumMismatchError, ObjectChangedError
+from fastload_common.exchange.words import Told
+from fastload_common.plan.records import Chunk
+from fastload_common.ranges import ByteRange, ObjectId
+
+if TYPE_CHECKING:  # numpy comes with them
+    from fastload_common.plan.needs import Needs
+    from fastload_common.plan.node import NodePlan
+
+__all__ = ["Part", "needs_told", "part_of"]
+
+
+@dataclass(slots=True)
+class Part:
+    """One rank's part. Chunks go by their number in the plan.
+
+    Attributes:
+        chunks: that this rank needs, whoever fetches them.
+        owners: of these, the rank that fetches each.
+        takers: of those that this rank fetches, the other ranks that need them.
+        unneeded: objects of which nobody needs anything, by their place in the table.
+        facts: numbers for the report.
+    """
+
+    chunks: dict[int, Chunk] = field(default_factory=dict)
+    owners: dict[int, int] = field(default_factory=dict)
+    takers: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    unneeded: tuple[int, ...] = ()
+    facts: dict[str, int] = field(default_factory=dict)
+
+
+def part_of(plan: NodePlan, objects: Sequence[ObjectId], ranks: Sequence[int], rank: int) -> Part:
+    """One rank's part of a plan whose owners and consumers are places in ``ranks``."""
+    mine = ranks.index(rank)
+    part = Part(
+        facts={
+            "node_fetched_bytes": plan.fetched_bytes,
+            "node_over_read_bytes": plan.fetched_bytes - plan.needed_bytes,
+            "node_shared_bytes": plan.shared_bytes,
+        }
+    )
+    needed = set()
+    for number, row in enumerate(plan.chunks):
+        needed.add(row.object_index)
+        if mine not in row.consumers:
+            continue
+        byte_range = ByteRange(row.start, row.end)
+        part.chunks[number] = Chunk(objects[row.object_index], byte_range, byte_range.size_bytes)
+        part.owners[number] = ranks[row.owner]
+        if row.owner == mine:
+            part.takers[number] = tuple(ranks[k] for k in row.consumers if k != mine)
+    part.unneeded = tuple(k for k in range(len(objects)) if k not in needed)
+    return part
+
+
+def needs_told(
+    rank: int, all_told: Mapping[int, Told], own_rank: int, objects: Sequence[ObjectId]
+) -> Needs:
+    """What a rank needs, if it speaks of the same objects as this one.
+
+    Raises:
+        ObjectChangedError: it found different ones: the model was changed.
+        ChecksumMismatchError: it read different headers.
+        ValueError: what it told makes no sense.
+    """
+    from fastload_common.plan.needs import Needs
+
+    told, own = all_told[rank], all_told[own_rank]
+    if told.objects != own.objects:
+        raise ObjectChangedError(
+            f"rank {rank} found other objects than rank {own_rank}, which loads the same model: it "
+            "was changed while the ranks were opening it",
+            hint="load again when nobody writes there",
+            first=objects[0].uri if objects else None,
+        )
+    if Told.NOTHING not in (told.headers, own.headers) and told.headers != own.headers:
+        raise ChecksumMismatchError(
+            f"rank {rank} read other headers than rank {own_rank} from the same objects",
+            hint="load again; one of them was damaged on its way",
+            first=objects[0].uri if objects else None,
+        )
+    if not told.needs:
+        return Needs.of([], objects, gap_bytes=0)
+    return Needs.decode(told.needs, len(objects))
