@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import pairwise
 
-from fastload_common.plan.extents import extents, merge
-from fastload_common.plan.geometry import View
+import numpy as np
+
+from fastload_common.plan.cutting import ALIGNMENT_BYTES, Line, check_chunk_bytes, cut
+from fastload_common.plan.extents import Ints, ReadTable, ranges_of
 from fastload_common.plan.records import Chunk, Plan, TensorRead
-from fastload_common.ranges import ByteRange, ObjectId
+from fastload_common.ranges import ByteRange
 
-__all__ = ["ALIGNMENT_BYTES", "plan_reads"]
-
-# Chunks begin at multiples of this, so that what is aligned in the object is aligned in a
-# staging slot (slots are page-aligned) and no element straddles two chunks. 64 is the widest
-# vector load and a multiple of every element size.
-ALIGNMENT_BYTES = 64
+__all__ = ["ALIGNMENT_BYTES", "plan_for", "plan_reads"]
 
 
 def plan_reads(reads: Sequence[TensorRead], *, chunk_bytes: int, merge_gap_bytes: int) -> Plan:
@@ -27,83 +23,121 @@ def plan_reads(reads: Sequence[TensorRead], *, chunk_bytes: int, merge_gap_bytes
         chunk_bytes: largest request; a multiple of ALIGNMENT_BYTES.
         merge_gap_bytes: read over gaps up to this long rather than ask twice.
     """
-    if chunk_bytes % ALIGNMENT_BYTES or chunk_bytes <= 0:
-        raise ValueError(f"chunk_bytes must be a multiple of {ALIGNMENT_BYTES}: {chunk_bytes}")
-    by_object: dict[ObjectId, list[_Wanted]] = {}
+    check_chunk_bytes(chunk_bytes)
+    table = ReadTable(reads)
     # Gaps below the alignment are always merged: a chunk may begin that much earlier.
-    gap_bytes = max(merge_gap_bytes, ALIGNMENT_BYTES - 1)
-    for index, read in enumerate(reads):
-        ranges = extents(read, merge_gap_bytes=gap_bytes)
-        if ranges:
-            by_object.setdefault(read.object_id, []).append(_Wanted(index, read, ranges))
-    chunk_counts = [0] * len(reads)
-    planned: list[tuple[Chunk, list[int]]] = []
-    for object_id, wanted in by_object.items():
-        planned += _plan_object(object_id, wanted, chunk_bytes, gap_bytes)
-    planned.sort(key=lambda row: row[1][0])  # by who wants it first
-    for _, readers in planned:
-        for index in readers:
-            chunk_counts[index] += 1
+    spans = table.spans(max(merge_gap_bytes, ALIGNMENT_BYTES - 1))
+    line = Line([int(rows[-1, 1]) if len(rows) else 0 for rows in spans])
+    ranges = np.concatenate([line.put(k, rows) for k, rows in enumerate(spans)] or [_NO_ROWS])
+    starts, ends, _ = cut(ranges[:, 0], ranges[:, 1], chunk_bytes)
+    readers, used = _readers(table, line, starts, ends)
+    # A gap longer than a chunk leaves some that nobody reads.
+    order = sorted((k for k, who in enumerate(readers) if who), key=lambda k: readers[k][0])
+    objects, offsets = line.take(starts)
+    rows = list(zip(objects.tolist(), offsets.tolist(), (ends - starts).tolist(), strict=True))
+    chunks = []
+    for k in order:
+        index, start, size = rows[k]
+        byte_range = ByteRange(start, start + size)
+        chunks.append(Chunk(table.objects[index], byte_range, used[k]))
+    return _plan(chunks, [readers[k] for k in order], [used[k] for k in order], len(reads))
+
+
+def plan_for(reads: Sequence[TensorRead], chunks: Sequence[Chunk]) -> Plan:
+    """Find the readers of chunks that somebody else planned.
+
+    Args:
+        reads: in the order in which they will be wanted.
+        chunks: in any order; they hold every byte of the reads, and more. Where one begins before
+            the end of another, it does so by less than ALIGNMENT_BYTES.
+
+    Returns:
+        The same chunks in the same order. Those that no read takes bytes from have no readers.
+
+    Raises:
+        ValueError: the chunks lack bytes of a read.
+    """
+    table = ReadTable(reads)
+    index_of = {object_id: k for k, object_id in enumerate(table.objects)}
+    known = {id(object_id): k for k, object_id in enumerate(table.objects)}
+    rows = []
+    for number, chunk in enumerate(chunks):
+        object_id, byte_range = chunk.object_id, chunk.byte_range
+        index = known.get(id(object_id))
+        if index is None:
+            index = known[id(object_id)] = index_of.get(object_id, -1)
+        if index >= 0:
+            rows.append((index, byte_range.start, byte_range.end, number))
+    mine = np.array(rows, dtype=np.int64).reshape(-1, 4)
+    mine = mine[np.lexsort((mine[:, 1], mine[:, 0]))]
+    combs = table.combs()
+    lengths = np.zeros(len(table.objects), dtype=np.int64)
+    np.maximum.at(lengths, mine[:, 0], mine[:, 2])
+    np.maximum.at(lengths, combs.object_index, combs.end)
+    line = Line(lengths.tolist())
+    bases = line.bases[mine[:, 0]]
+    found, counted = _readers(table, line, bases + mine[:, 1], bases + mine[:, 2])
+    readers: list[list[int]] = [[] for _ in chunks]
+    used = [0] * len(chunks)
+    for number, who, size in zip(mine[:, 3].tolist(), found, counted, strict=True):
+        readers[number], used[number] = who, size
+    return _plan(list(chunks), readers, used, len(reads))
+
+
+_NO_ROWS = np.empty((0, 2), dtype=np.int64)
+
+
+def _plan(chunks: list[Chunk], readers: list[list[int]], used: list[int], reads: int) -> Plan:
+    counts = [0] * reads
+    for who in readers:
+        for index in who:
+            counts[index] += 1
     return Plan(
-        chunks=[chunk for chunk, _ in planned],
-        readers=[readers for _, readers in planned],
-        chunk_counts=chunk_counts,
-        needed_bytes=sum(chunk.needed_bytes for chunk, _ in planned),
-        fetched_bytes=sum(chunk.byte_range.size_bytes for chunk, _ in planned),
+        chunks=chunks,
+        readers=readers,
+        chunk_counts=counts,
+        needed_bytes=sum(used),
+        fetched_bytes=sum(chunk.byte_range.size_bytes for chunk in chunks),
     )
 
 
-class _Wanted(NamedTuple):
-    number: int
-    read: TensorRead
-    ranges: list[tuple[int, int]]
+def _readers(
+    table: ReadTable, line: Line, starts: Ints, ends: Ints
+) -> tuple[list[list[int]], list[int]]:
+    """Who takes bytes from each chunk, ascending, and how many bytes are taken.
 
-
-def _plan_object(
-    object_id: ObjectId, wanted: list[_Wanted], chunk_bytes: int, gap_bytes: int
-) -> list[tuple[Chunk, list[int]]]:
-    """The chunks of one object, each with the indices of its readers in ascending order."""
-    spans = _cut(merge([span for row in wanted for span in row.ranges], gap_bytes), chunk_bytes)
-    starts = [start for start, _ in spans]
-    readers: list[list[int]] = [[] for _ in spans]
-    used = [0] * len(spans)
-    counted: set[tuple[int, int, View]] = set()
-    for index, read, ranges in wanted:
-        density = _density(read, ranges)
-        # The same view read twice (tied weights, replicas) needs its bytes once.
-        identity = (read.data_start, read.itemsize_bytes, read.view)
-        fresh = identity not in counted
-        counted.add(identity)
-        for start, end in ranges:
-            for k in range(bisect_right(starts, start) - 1, bisect_left(starts, end)):
-                if fresh:
-                    low, high = spans[k]
-                    used[k] += round(density * (min(high, end) - max(low, start)))
-                if not readers[k] or readers[k][-1] != index:
-                    readers[k].append(index)
-    return [
-        (Chunk(object_id, ByteRange(start, end), min(max(needed, 1), end - start)), who)
-        for (start, end), who, needed in zip(spans, readers, used, strict=True)
-        if who  # a gap longer than a chunk leaves some that nobody reads
-    ]
-
-
-def _cut(ranges: list[tuple[int, int]], chunk_bytes: int) -> list[tuple[int, int]]:
-    """Cut ranges to chunks that begin at aligned offsets (a range may begin a little earlier)."""
-    spans: list[tuple[int, int]] = []
-    for first, end in ranges:
-        start = first - first % ALIGNMENT_BYTES
-        while start < end:
-            stop = min(end, start + chunk_bytes)
-            spans.append((start, stop))
-            start = stop
-    return spans
-
-
-def _density(read: TensorRead, ranges: list[tuple[int, int]]) -> float:
-    """Needed bytes / bytes of the ranges, for one read."""
-    count = 1
-    for size, stride in zip(read.view.sizes, read.view.strides, strict=True):
-        count *= size if stride else 1  # an expanded dimension costs nothing
-    covered = sum(end - start for start, end in ranges)
-    return min(1.0, count * read.itemsize_bytes / covered)
+    Args:
+        starts, ends: of the chunks, on the line, ascending.
+    """
+    combs = table.combs()
+    bases = line.bases[combs.object_index]
+    # What two chunks hold is taken from the first one.
+    ends_so_far = np.maximum.accumulate(ends) if len(ends) else ends
+    lows = np.maximum(starts, np.concatenate(([0], ends_so_far[:-1]))) if len(ends) else starts
+    first = np.searchsorted(ends_so_far, bases + combs.start, side="right")
+    last = np.searchsorted(lows, bases + combs.end, side="left")
+    pairs = np.maximum(last - first, 0)
+    comb = np.repeat(np.arange(len(pairs)), pairs)
+    chunk = np.repeat(first, pairs) + ranges_of(pairs)
+    base = bases[comb]
+    taken = combs.below(comb, np.maximum(ends[chunk], lows[chunk]) - base)
+    taken -= combs.below(comb, lows[chunk] - base)
+    lacking = np.flatnonzero(
+        np.bincount(comb, weights=taken, minlength=len(pairs)) < combs.run * combs.count
+    )
+    if len(lacking):
+        raise ValueError(f"the chunks do not hold all bytes of read {combs.read[lacking[0]]}")
+    some = taken > 0
+    comb, chunk, taken = comb[some], chunk[some], taken[some]
+    read = combs.read[comb]
+    fresh = table.first_of_equals()[read]
+    used = np.bincount(chunk[fresh], weights=taken[fresh], minlength=len(starts)).astype(np.int64)
+    used = np.minimum(used, ends - starts)
+    order = np.lexsort((read, chunk))
+    read, chunk = read[order], chunk[order]
+    if len(read):
+        once = np.concatenate(([True], (read[1:] != read[:-1]) | (chunk[1:] != chunk[:-1])))
+        read, chunk = read[once], chunk[once]
+    borders = np.searchsorted(chunk, np.arange(len(starts) + 1)).tolist()
+    who = read.tolist()
+    return [who[a:b] for a, b in pairwise(borders)], used.tolist()
