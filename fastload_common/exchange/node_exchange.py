@@ -30,7 +30,7 @@ from fastload_common.exchange.slots import (
     Filled,
     OwnChunk,
     PeerChunk,
-    PeerMemory,
+    PeerMemories,
     Shared,
     read_only,
 )
@@ -77,7 +77,7 @@ class NodeExchange:
         self._part = Part()
         self._owners: dict[int, int] = {}  # of what is still to come, by number
         self._numbers: dict[int, int] = {}  # of own chunks, by their identity
-        self._memories: dict[int, PeerMemory] = {}
+        self._memories = PeerMemories()
         self._own_left = 0  # chunks of our own that have not come
         self._told = self._left = self._ended = self._by_object = False
         self.received_bytes = self.fetched_bytes = self.given_bytes = 0
@@ -133,14 +133,19 @@ class NodeExchange:
         self._peers.wait(self._all_told, self._silent, "the needs of")
         told |= self._hear_needs()
         self._by_object = any(row.by_object for row in told.values())
-        sharing = [row for row in told.values() if row.needs]
+        sharing = {rank: row for rank, row in told.items() if row.needs}
+        for rank, row in sharing.items():
+            if self._by_object and not row.by_object:
+                _log.warning(
+                    "what rank %d fetches is not compared: it has no FASTLOAD_VERIFY", rank
+                )
         plan = plan_node(
             [
                 own if rank == self._peers.rank else self._needs_of(rank, told)
                 for rank in self.ranks
             ],
-            chunk_bytes=min(row.chunk_bytes for row in sharing),
-            gap_bytes=min(row.gap_bytes for row in sharing),
+            chunk_bytes=min(row.chunk_bytes for row in sharing.values()),
+            gap_bytes=min(row.gap_bytes for row in sharing.values()),
             by_object=self._by_object,
         )
         self._begin(part_of(plan, terms.objects, self.ranks, self._peers.rank))
@@ -158,6 +163,7 @@ class NodeExchange:
         """
         while self._owners:
             yield self._next()
+        self._join_feeder()  # whoever reads by itself afterwards uses the same way
 
     def read_alone(self) -> None:
         """This rank needs nothing (more) of the others: it will read by itself.
@@ -171,7 +177,6 @@ class NodeExchange:
             self._tell(b"")
         for chunk in self.fetch():
             chunk.release()
-        self._join_feeder()
 
     def objects_of_others(self) -> frozenset[ObjectId]:
         """The objects that other ranks compare, where objects are compared as a whole.
@@ -316,13 +321,8 @@ class NodeExchange:
     def _look(self, rank: int, position_bytes: int, size_bytes: int) -> memoryview:
         """A part of another rank's memory."""
         try:
-            memory = self._memories.get(rank)
-            if memory is None:
-                arena = self._peers.lines[rank].arena
-                if arena is None:
-                    raise ValueError("it gave no memory")
-                memory = self._memories[rank] = PeerMemory(*arena)
-            return memory.at(position_bytes, size_bytes)
+            arena = self._peers.lines[rank].arena
+            return self._memories.look(rank, arena, position_bytes, size_bytes)
         except (OSError, ValueError) as error:
             self._accuse(rank, f"its memory cannot be read: {error}")
 
@@ -358,9 +358,7 @@ class NodeExchange:
             if not isinstance(where, int):
                 where.release()
         self._arrived.clear()
-        for memory in self._memories.values():
-            memory.close()
-        self._memories.clear()
+        self._memories.close()
 
     # -- called by other threads ------------------------------------------------------------
 

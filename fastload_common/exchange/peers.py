@@ -318,7 +318,8 @@ class Peers:
         """Send what is left, as long as the others take it; a second at most, of real time."""
         pause = threading.Event()
         for _ in range(round(_FAREWELL_S / _FAREWELL_STEP_S)):
-            if all(line.outbox.flush() for line in self.lines.values() if line.is_open):
+            sent = [line.outbox.flush() for line in self.lines.values() if line.is_open]
+            if all(sent):
                 return
             pause.wait(_FAREWELL_STEP_S)
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from fastload_common.plan.records import Chunk
 
-__all__ = ["Filled", "OwnChunk", "PeerChunk", "PeerMemory", "Shared", "read_only"]
+__all__ = ["Filled", "OwnChunk", "PeerChunk", "PeerMemories", "PeerMemory", "Shared", "read_only"]
 
 
 class Filled(Protocol):
@@ -129,6 +129,35 @@ class PeerMemory:
         with contextlib.suppress(BufferError):
             self._view.release()
             self._map.close()
+
+
+class PeerMemories:
+    """The staging memory of all others, each mapped when something of it is first looked at."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[int, PeerMemory] = {}
+
+    def look(
+        self, rank: int, arena: tuple[int, int] | None, position_bytes: int, size_bytes: int
+    ) -> memoryview:
+        """A part of one rank's memory.
+
+        Args:
+            arena: descriptor and size of that memory, as that rank gave them.
+
+        Raises:
+            OSError, ValueError: there is none, or no such part.
+        """
+        memory = self._mapped.get(rank)
+        if memory is None:
+            if arena is None:
+                raise ValueError("it was not given")
+            memory = self._mapped[rank] = PeerMemory(*arena)
+        return memory.at(position_bytes, size_bytes)
+
+    def close(self) -> None:
+        while self._mapped:
+            self._mapped.popitem()[1].close()
 
 
 def read_only(fd: int) -> int:

@@ -61,7 +61,6 @@ class FileGroup:
     def all_gather(self, data: bytes) -> list[bytes]:
         self._round += 1
         own = self._directory / f"{self._round}.{self.rank}"
-        draft = own.with_suffix(".draft")
         draft = self._directory / f"draft.{self.rank}"
         draft.write_bytes(data)
         draft.rename(own)

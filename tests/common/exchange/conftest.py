@@ -1,0 +1,45 @@
+"""Fixtures of the exchange's tests: a checkpoint, and ranks that are processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fastload_common.testing.rig import Rig
+from tests.common.exchange.exchange_harness import make_tensors
+from tests.common.exchange.rank_processes import RankProcesses
+
+
+@pytest.fixture(scope="session")
+def tensors() -> dict[str, torch.Tensor]:
+    return make_tensors()
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, torch.Tensor]) -> Path:
+    """Two shards in a directory."""
+    directory = tmp_path_factory.mktemp("checkpoint")
+    names = sorted(tensors)
+    for number in (1, 2):
+        part = {name: tensors[name] for name in names[number - 1 :: 2]}
+        save_file(part, directory / f"model-0000{number}-of-00002.safetensors")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[RankProcesses]:
+    with RankProcesses() as found:
+        yield found
+
+
+@pytest.fixture
+def rig(checkpoint: Path) -> Iterator[Rig]:
+    """An S3 server with the checkpoint below ``s3://models/m``."""
+    with Rig() as rig:
+        for path in checkpoint.glob("*.safetensors"):
+            rig.put("models", f"m/{path.name}", path.read_bytes(), checksums=["crc64nvme"])
+        yield rig
