@@ -23,6 +23,7 @@ __all__ = [
     "FIELDS",
     "LOADER_NAMES",
     "NAMES",
+    "PLANNING_NAMES",
     "Name",
     "engine_version",
     "missing",
@@ -170,6 +171,35 @@ IS_MISTRAL_REPO = Name(
     ("model_name_or_path", "revision"),
 )
 WORLD_GROUP = Name(_PARALLEL, "get_world_group", "rank and local rank of this process", ())
+TP_GROUP = Name(_PARALLEL, "get_tp_group", "ranks of one pipeline stage load together", ())
+INITIALIZE_MODEL = Name(
+    f"{_LOADERS}.utils", "initialize_model", "`fastload plan` builds the model", ("vllm_config",)
+)
+SET_CURRENT_CONFIG = Name(
+    _VLLM_CONFIG, "set_current_vllm_config", "the same: models look there", ("vllm_config",)
+)
+DEFAULT_DTYPE = Name(
+    "vllm.utils.torch_utils", "set_default_torch_dtype", "the same: its dtype", ("dtype",)
+)
+GROUP = Name(
+    _PARALLEL,
+    "GroupCoordinator",
+    "`fastload plan` replaces it: one rank without the others",
+    ("group_ranks", "local_rank", "torch_distributed_backend", "use_device_communicator"),
+)
+NODE_COUNT = Name(_PARALLEL, "_node_count", "the same: it asks the others", ("pg",))
+INIT_DISTRIBUTED = Name(
+    _PARALLEL,
+    "init_distributed_environment",
+    "`fastload plan` lets it divide the ranks",
+    ("world_size", "rank", "distributed_init_method", "local_rank", "backend"),
+)
+INIT_PARALLEL = Name(
+    _PARALLEL,
+    "initialize_model_parallel",
+    "the same",
+    ("tensor_model_parallel_size", "pipeline_model_parallel_size", "backend"),
+)
 
 CONFIG_NAMES: tuple[Name, ...] = (
     MODEL_CONFIG,
@@ -199,10 +229,22 @@ LOADER_NAMES: tuple[Name, ...] = (
     FROM_MODELSCOPE,
     IS_MISTRAL_REPO,
     WORLD_GROUP,
+    TP_GROUP,
 )
 """What the loader needs; probed when one is made, not in processes that load no model."""
 
-NAMES: tuple[Name, ...] = CONFIG_NAMES + LOADER_NAMES
+PLANNING_NAMES: tuple[Name, ...] = (
+    INITIALIZE_MODEL,
+    SET_CURRENT_CONFIG,
+    DEFAULT_DTYPE,
+    GROUP,
+    NODE_COUNT,
+    INIT_DISTRIBUTED,
+    INIT_PARALLEL,
+)
+"""What ``fastload plan`` needs; probed by it alone."""
+
+NAMES: tuple[Name, ...] = CONFIG_NAMES + LOADER_NAMES + PLANNING_NAMES
 """Functions, methods and classes."""
 
 FIELDS: tuple[Name, ...] = tuple(
@@ -221,6 +263,8 @@ FIELDS: tuple[Name, ...] = tuple(
                 "config_format",
                 "hf_config_path",
                 "skip_tokenizer_init",
+                "runner",
+                "dtype",
             ),
         ),
         (
@@ -245,19 +289,44 @@ FIELDS: tuple[Name, ...] = tuple(
             "vllm.config.parallel",
             "ParallelConfig",
             "ranks on one node",
-            ("local_world_size", "data_parallel_size_local", "data_parallel_rank_local"),
+            (
+                "world_size",
+                "local_world_size",
+                "data_parallel_size_local",
+                "data_parallel_rank_local",
+            ),
+        ),
+        (
+            "vllm.config.parallel",
+            "ParallelConfig",
+            "which ranks load together",
+            (
+                "world_size_across_dp",
+                "tensor_parallel_size",
+                "pipeline_parallel_size",
+                "enable_elastic_ep",
+            ),
         ),
         (
             _ARGUMENTS,
             "EngineArgs",
             "the operator's wishes",
-            ("load_format", "model_loader_extra_config", "speculative_config"),
+            (
+                "model",
+                "load_format",
+                "model_loader_extra_config",
+                "speculative_config",
+                "tensor_parallel_size",
+                "pipeline_parallel_size",
+                "enable_expert_parallel",
+                "distributed_executor_backend",
+            ),
         ),
         (
             _PARALLEL,
             "GroupCoordinator",
-            "rank of this process",
-            ("rank", "local_rank", "world_size"),
+            "rank of this process, and how to reach the others",
+            ("rank", "local_rank", "world_size", "rank_in_group", "cpu_group"),
         ),
         (
             _DEFAULT,

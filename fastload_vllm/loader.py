@@ -26,9 +26,10 @@ from fastload_common.load.session import LoadSession, WeightSource
 from fastload_vllm import compat
 from fastload_vllm.asked import LOAD_FORMAT
 from fastload_vllm.console import debugging
+from fastload_vllm.group import CpuGroup, loading_group
 from fastload_vllm.port import rank_place, weights_root
 
-__all__ = ["FastloadModelLoader"]
+__all__ = ["FastloadModelLoader", "eager_reason"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # vLLM is not there whe
         ConfigError: a setting in ``--model-loader-extra-config`` or the environment is wrong.
     """
 
-    def __init__(self, load_config: Any) -> None:
+    def __init__(self, load_config: Any, *, may_download: bool = True) -> None:
         faults = compat.missing(compat.LOADER_NAMES)
         if faults:
             raise compat.unsupported(faults)
@@ -56,7 +57,8 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # vLLM is not there whe
                 f"--model-loader-extra-config must be a JSON object for load format {LOAD_FORMAT}, "
                 f"got {type(extra).__name__}"
             )
-        self._settings = _with_patterns(load_settings(extra), load_config.ignore_patterns)
+        self.settings = _with_patterns(load_settings(extra), load_config.ignore_patterns)
+        self._may_download = may_download
 
     def download_model(self, model_config: Any) -> None:
         """Nothing for URIs and directories, which are streamed; a hub id is downloaded."""
@@ -69,9 +71,11 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # vLLM is not there whe
             FastloadError: with one log line that says what to do.
         """
         try:
-            with self._session(model, model_config) as session:
+            # Reloads (`get_all_weights`) may be of one replica only: nobody is waited for there.
+            group = loading_group(model_config)
+            with self._session(model, model_config, group) as session:
                 loaded = session.load(
-                    model, model.load_weights, eager_reason=_eager_reason(model, model_config)
+                    model, model.load_weights, eager_reason=eager_reason(model, model_config)
                 )
                 _check_all_loaded(self, model, model_config, loaded)
         except FastloadError as error:
@@ -86,29 +90,35 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # vLLM is not there whe
         with self._session(model, model_config) as session:
             yield from session.tensors()
 
-    def _session(self, model: nn.Module, model_config: Any) -> LoadSession:
+    def _session(
+        self, model: nn.Module, model_config: Any, group: CpuGroup | None = None
+    ) -> LoadSession:
         place = rank_place()
         return LoadSession(
-            self._sources(model, model_config),
-            self._settings,
+            self.sources(model, model_config),
+            self.settings,
             place,
             progress=self.load_config.use_tqdm_on_load and place.rank == 0,
+            group=group,
         )
 
-    def _sources(self, model: nn.Module, model_config: Any) -> list[WeightSource]:
+    def main_source(self, model_config: Any, patterns: Iterable[str] | None = None) -> WeightSource:
+        """Where the model's own weights are."""
         root = weights_root(model_config)
         _check_place(root)
-        revision = model_config.revision
         prefer = _preferred_set(model_config)
-        patterns = getattr(model, "allow_patterns_overrides", None)
-        sources = [
-            WeightSource(
-                self._locate(root, revision, None, patterns, prefer),
-                prefix="",
-                prefer=prefer,
-                patterns=_patterns(patterns),
-            )
-        ]
+        return WeightSource(
+            self._locate(root, model_config.revision, None, patterns, prefer),
+            prefix="",
+            prefer=prefer,
+            patterns=_patterns(patterns),
+        )
+
+    def sources(self, model: nn.Module, model_config: Any) -> list[WeightSource]:
+        """Where a model's weights are, in the order of loading."""
+        root = weights_root(model_config)
+        own_patterns = getattr(model, "allow_patterns_overrides", None)
+        sources = [self.main_source(model_config, own_patterns)]
         for more in getattr(model, "secondary_weights", ()):
             where = root if more.model_or_path == model_config.model else more.model_or_path
             own = more.allow_patterns_overrides
@@ -144,6 +154,11 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # vLLM is not there whe
         patterns: Iterable[str] | None,
         prefer: str,
     ) -> str:
+        if not self._may_download:
+            raise ConfigError(
+                f"{model} is neither a directory nor an s3:// URI",
+                hint="nothing is downloaded for a plan: name where the model lies",
+            )
         local = compat.FROM_MODELSCOPE.get()(model, revision)
         if local:
             return str(local)
@@ -201,7 +216,7 @@ def _preferred_set(model_config: Any) -> str:
     return "mistral" if mistral else "hf"
 
 
-def _eager_reason(model: nn.Module, model_config: Any) -> str | None:
+def eager_reason(model: nn.Module, model_config: Any) -> str | None:
     """Why this model's loading cannot be traced, if so.
 
     Raises:

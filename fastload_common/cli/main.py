@@ -18,6 +18,7 @@ from fastload_common import __version__
 from fastload_common.cli.bench import bench
 from fastload_common.cli.doctor import doctor
 from fastload_common.cli.inspect import inspect
+from fastload_common.cli.plan import plan
 from fastload_common.cli.settings import config
 from fastload_common.errors import FastloadError
 
@@ -31,6 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(inspect)
+app.command()(plan)
 app.command()(bench)
 app.command()(doctor)
 app.command()(config)

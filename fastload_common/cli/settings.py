@@ -12,7 +12,7 @@ from fastload_common.config import OPTIONS, Option, Settings, environment, load_
 from fastload_common.errors import ConfigError
 from fastload_common.units import format_size
 
-__all__ = ["AsJson", "SetOption", "Uri", "config", "settings_from"]
+__all__ = ["AsJson", "SetOption", "Uri", "config", "parse_assignments", "settings_from"]
 
 Uri = Annotated[str, typer.Argument(help="s3://bucket/prefix, file:///directory, or a path.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -28,12 +28,12 @@ def settings_from(assignments: Sequence[str] | None) -> Settings:
     Raises:
         ConfigError: not ``NAME=VALUE``, or refused by the registry.
     """
-    return load_settings(_parse_assignments(assignments), extra_name="--set")
+    return load_settings(parse_assignments(assignments), extra_name="--set")
 
 
 def config(assignments: SetOption = None, as_json: AsJson = False) -> None:
     """Print every setting: its value, where it comes from, what it means."""
-    given = _parse_assignments(assignments)
+    given = parse_assignments(assignments)
     settings = load_settings(given, extra_name="--set")
     rows = [(option, getattr(settings, option.name), _origin(option, given)) for option in OPTIONS]
     if as_json:
@@ -50,7 +50,12 @@ def config(assignments: SetOption = None, as_json: AsJson = False) -> None:
     show(printed)
 
 
-def _parse_assignments(assignments: Sequence[str] | None) -> dict[str, str]:
+def parse_assignments(assignments: Sequence[str] | None) -> dict[str, str]:
+    """What was given with ``--set``, not looked at yet.
+
+    Raises:
+        ConfigError: not ``NAME=VALUE``.
+    """
     given: dict[str, str] = {}
     for assignment in assignments or ():
         name, equals, value = assignment.partition("=")

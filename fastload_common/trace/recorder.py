@@ -52,6 +52,11 @@ _COPY = aten.copy_.default
 class Recorder:
     """One trace of one `load_weights`.
 
+    Args:
+        resolver: brings what is needed while tracing.
+        dry: nothing will be loaded: copies into tensors without memory (the meta device) are
+            recorded too. Else they do nothing, as in torch.
+
     Attributes:
         ledger: what is recorded.
         eager_ops: operations that had to read at once, by name.
@@ -59,8 +64,9 @@ class Recorder:
             was one: `load_weights` must then not run a second time.
     """
 
-    def __init__(self, resolver: Resolver) -> None:
+    def __init__(self, resolver: Resolver, *, dry: bool = False) -> None:
         self._resolver = resolver
+        self._dry = dry
         self.ledger = Ledger(resolver)
         self._lock = threading.RLock()
         self._nodes: list[weakref.ref[Node]] = []
@@ -279,7 +285,7 @@ class Recorder:
             return destination
         if destination.shape != source.view_in_node.sizes:
             source = self._broadcast(destination, source)
-        if destination.is_meta:
+        if destination.is_meta and not self._dry:
             return destination
         # An alias: the parameter may get other memory later (`param.data = ...`, swap_tensors).
         target = destination.detach()

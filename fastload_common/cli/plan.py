@@ -1,0 +1,190 @@
+"""The command ``fastload plan``: who would read what, without reading a weight."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from fastload_common.cli.output import print_json, show, table
+from fastload_common.cli.settings import AsJson, SetOption, parse_assignments
+from fastload_common.errors import ConfigError, EngineUnsupportedError
+from fastload_common.units import format_size
+
+if TYPE_CHECKING:
+    from fastload_common.cli.plan_numbers import NodeNumbers
+    from fastload_common.load.plan_job import Planner, RankTrace
+
+__all__ = ["plan"]
+
+_GROUP = "fastload.planners"
+
+
+def plan(
+    uri: Annotated[str, typer.Argument(help="s3://bucket/prefix, or a directory.")],
+    engine: Annotated[str, typer.Option(help="Whose model code to run.")] = "vllm",
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
+    pp: Annotated[int, typer.Option(min=1, help="Pipeline-parallel ranks.")] = 1,
+    ep: Annotated[bool, typer.Option("--ep", help="Spread experts over the ranks.")] = False,
+    gbps: Annotated[float, typer.Option(min=0.001, help="Link of the node, 10^9 bit/s.")] = 100.0,
+    chunk_bytes: Annotated[
+        str | None, typer.Option(help="As --set chunk_bytes=: size of one request.")
+    ] = None,
+    engine_args: Annotated[
+        str, typer.Option(metavar="JSON", help="Further arguments of the engine, by its names.")
+    ] = "{}",
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page with a picture.")
+    ] = None,
+    assignments: SetOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print which bytes each rank of a node would read. Reads headers only.
+
+    The engine's own code runs for every rank, on a model without memory, so it must be installed
+    here; no device is needed but the one that this build of the engine wants.
+    """
+    planner = _planner(engine)
+    planner.check()
+    from fastload_common.cli.plan_numbers import numbers_of
+    from fastload_common.load.dry_ranks import trace_ranks
+    from fastload_common.load.plan_job import PlanJob
+
+    settings = parse_assignments(assignments)
+    if chunk_bytes is not None:
+        settings["chunk_bytes"] = chunk_bytes
+    job = PlanJob(uri, tp, pp, ep, settings, _engine_arguments(engine_args))
+    quiet = not logging.getLogger("fastload_common").isEnabledFor(logging.DEBUG)
+    traces = trace_ranks(planner, job, quiet=quiet)
+    node = numbers_of(traces, gbps=gbps)
+    title = f"{uri} on {engine}, TP={tp}" + (f", PP={pp}" if pp > 1 else "") + (", EP" * ep)
+    if html is not None:
+        from fastload_common.cli.plan_html import plan_page
+
+        try:
+            html.write_text(plan_page(title, node, traces), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{html} cannot be written: {error.strerror}") from error
+    if as_json:
+        print_json(_as_dict(job.uri, engine, node, traces))
+    else:
+        _print(title, node, traces)
+
+
+def _planner(engine: str) -> Planner:
+    """The engine's planner.
+
+    Raises:
+        ConfigError: there is none of that name.
+        EngineUnsupportedError: it cannot be imported.
+    """
+    points = {point.name: point for point in metadata.entry_points(group=_GROUP)}
+    if engine not in points:
+        raise ConfigError(
+            f"no engine {engine!r}; there is {', '.join(sorted(points)) or 'none'}",
+            hint="install the engine's adapter, or name another --engine",
+        )
+    try:
+        return cast("Planner", points[engine].load())
+    except ImportError as error:
+        raise EngineUnsupportedError(f"the planner of {engine} is not there: {error}") from error
+
+
+def _engine_arguments(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--engine-args is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"--engine-args must be a JSON object, got {type(found).__name__}")
+    return found
+
+
+def _notes(traces: Sequence[RankTrace]) -> dict[str, list[int]]:
+    """Each note with its ranks."""
+    notes: dict[str, list[int]] = {}
+    for trace in traces:
+        for note in trace.notes:
+            notes.setdefault(note, []).append(trace.rank)
+    return notes
+
+
+def _as_dict(
+    uri: str, engine: str, node: NodeNumbers, traces: Sequence[RankTrace]
+) -> dict[str, Any]:
+    return {
+        "uri": uri,
+        "engine": engine,
+        "model_bytes": node.model_bytes,
+        "chunk_bytes": node.chunk_bytes,
+        "gbps": node.gbps,
+        "node": {
+            "needed_bytes": node.needed_bytes,
+            "fetched_bytes": node.fetched_bytes,
+            "requests": node.requests,
+            "over_read_bytes": node.over_read_bytes,
+            "shared_bytes": node.shared_bytes,
+            "model_ratio": node.model_ratio,
+            "seconds": node.seconds,
+            "alone_fetched_bytes": node.alone_fetched_bytes,
+            "alone_requests": node.alone_requests,
+            "alone_ratio": node.alone_ratio,
+            "alone_seconds": node.alone_seconds,
+        },
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "needed_bytes": rank.needed_bytes,
+                "fetched_bytes": rank.fetched_bytes,
+                "requests": rank.requests,
+                "over_read_bytes": rank.over_read_bytes,
+                "received_bytes": rank.received_bytes,
+                "alone_fetched_bytes": rank.alone_fetched_bytes,
+                "alone_requests": rank.alone_requests,
+                "eager": rank.eager,
+                "tensors": trace.tensors,
+                "copies": trace.transfers,
+            }
+            for rank, trace in zip(node.ranks, traces, strict=True)
+        ],
+        "notes": [{"ranks": ranks, "note": note} for note, ranks in _notes(traces).items()],
+    }
+
+
+def _print(title: str, node: NodeNumbers, traces: Sequence[RankTrace]) -> None:
+    columns = ("needs", "fetches", "requests", "over-read", "from peers", "alone")
+    printed = table("rank", *columns, right=columns)
+    for rank in node.ranks:
+        printed.add_row(
+            str(rank.rank),
+            format_size(rank.needed_bytes),
+            format_size(rank.fetched_bytes),
+            str(rank.requests),
+            format_size(rank.over_read_bytes),
+            format_size(rank.received_bytes),
+            format_size(rank.alone_fetched_bytes),
+        )
+    printed.add_row(
+        "node",
+        format_size(node.needed_bytes),
+        format_size(node.fetched_bytes),
+        str(node.requests),
+        format_size(node.over_read_bytes),
+        format_size(sum(rank.received_bytes for rank in node.ranks)),
+        format_size(node.alone_fetched_bytes),
+    )
+    show(title, "", printed, "")
+    show(
+        f"the node fetches {node.model_ratio:.3f} of the model's {format_size(node.model_bytes)}; "
+        f"without exchange {node.alone_ratio:.3f}",
+        f"at {node.gbps:g} Gbit/s: {node.seconds:.2f} s; without exchange "
+        f"{node.alone_seconds:.2f} s",
+    )
+    for note, ranks in _notes(traces).items():
+        who = "all ranks" if len(ranks) == len(traces) else f"ranks {', '.join(map(str, ranks))}"
+        show(f"note ({who}): {note}")
