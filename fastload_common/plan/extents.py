@@ -57,7 +57,8 @@ class Combs:
         start, run, step = self.start[which], self.run[which], self.step[which]
         behind = np.maximum(position - start, 0)
         turn = np.minimum(behind // step, self.count[which] - 1)
-        return turn * run + np.minimum(behind - turn * step, run)
+        below: Ints = turn * run + np.minimum(behind - turn * step, run)
+        return below
 
     def spans(self) -> tuple[Ints, Ints, Ints]:
         """All runs: object index, start, end; in no order."""
