@@ -10,7 +10,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -54,6 +54,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _StandInModule(ModuleType):
+    __version__ = "0"
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -73,6 +75,9 @@ class _StandIn(metaclass=_Meta):
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return _StandIn()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -41,7 +41,13 @@ class Case:
     layouts: tuple[str, ...] | None = None  # None: all it can have
 
     def document(self) -> dict[str, Any]:
-        return {"name": self.name, "architecture": self.architecture, "config": self.config}
+        return {
+            "name": self.name,
+            "architecture": self.architecture,
+            "config": self.config,
+            "engine": self.engine,
+            "by": "transformers",
+        }
 
 
 def layouts_of(case: Case, first: Result | None, chosen: list[str]) -> Iterator[str]:

@@ -118,6 +118,20 @@ class Engine:
             )
         self._layout = layout
 
+    def build(self, command: dict[str, Any]) -> Any:
+        """Make the model, and load nothing."""
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.utils import initialize_model
+        from vllm.utils.torch_utils import set_default_torch_dtype
+
+        self.arrange(command["layout"])
+        config = self.config(command, "dummy")
+        torch.manual_seed(0)
+        with set_current_vllm_config(config), set_default_torch_dtype(config.model_config.dtype):
+            model = initialize_model(config)
+        config.compilation_config.static_forward_context.clear()
+        return model
+
     def load(self, command: dict[str, Any], load_format: str) -> Loaded:
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader import get_model

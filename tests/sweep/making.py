@@ -2,15 +2,67 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-from fastload_common.testing.sweep_checkpoints import has_class, write_by_transformers
+import torch
+
+from fastload_common.testing.sweep_checkpoints import has_class, tiny_config, write_by_transformers
+from fastload_common.testing.sweep_families import EXTRA
+from tests.sweep.engine_names import name_tensors
+
+MAX_SHARD_BYTES = 192 * 1024
 
 
 def make(engine: Any, case: dict[str, Any], directory: Path) -> dict[str, Any]:
-    architecture = case["architecture"]
-    if has_class(architecture):
-        write_by_transformers(directory, architecture, changes=case.get("config"))
-        return {"ok": True, "by": "transformers"}
-    return {"ok": False, "error": "no configuration"}
+    """Write the checkpoint, by transformers unless the case says otherwise."""
+    architecture, by = case["architecture"], case["by"]
+    known = EXTRA.get(architecture, {})
+    if not has_class(architecture):
+        return {"ok": False, "error": "no configuration: transformers has no such class"}
+    if by == "transformers" and not known.get("names"):
+        write_by_transformers(directory, architecture, changes=case["config"])
+        return {"ok": True, "by": by}
+    write_config(directory, architecture, case["config"])
+    write_by_engine(engine, directory, case["engine"])
+    return {"ok": True, "by": "engine"}
+
+
+def write_config(directory: Path, architecture: str, changes: dict[str, Any]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    config = tiny_config(architecture, changes)
+    config.dtype = torch.bfloat16
+    config.save_pretrained(directory)
+
+
+def write_by_engine(engine: Any, directory: Path, arguments: dict[str, Any]) -> None:
+    """Write shards with the tensors that the engine's model wants."""
+    command = {
+        "directory": str(directory),
+        "layout": {"tensor_parallel_size": 1},
+        "engine": arguments,
+    }
+    tensors = name_tensors(lambda: engine.build(command))
+    write_shards(directory, tensors)
+
+
+def write_shards(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Write an index and as many small shards as it takes."""
+    from safetensors.torch import save_file
+
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    size_bytes = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and size_bytes + tensor.nbytes > MAX_SHARD_BYTES:
+            shards.append({})
+            size_bytes = 0
+        shards[-1][name] = tensor.contiguous()
+        size_bytes += tensor.nbytes
+    weight_map = {}
+    for number, shard in enumerate(shards, start=1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        save_file(shard, directory / file, {"format": "pt"})
+        weight_map |= dict.fromkeys(shard, file)
+    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))

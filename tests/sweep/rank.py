@@ -47,6 +47,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     rank = Rank(json.loads(sys.argv[1]))
+    gc.freeze()
     answers.write(json.dumps({"ok": True, "engine": describe()}) + "\n")
     for line in sys.stdin:
         command = json.loads(line)
@@ -59,7 +60,10 @@ def main() -> None:
             answer = {"ok": False, "error": f"{type(error).__name__}: {text[:300]}"}
             if isinstance(error, SystemExit | KeyboardInterrupt):
                 raise
+        # The engine collects twice a load, which is most of a small load's time: what is there by
+        # now stays, and need not be looked at again.
         gc.collect()
+        gc.freeze()
         answers.write(json.dumps(answer) + "\n")
 
 

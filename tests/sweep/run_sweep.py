@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tests.sweep.cases import LAYOUTS, Case, all_cases, layouts_of
 from tests.sweep.ranks import Ranks, RanksLostError
@@ -59,35 +60,62 @@ def _one(
         _run(ranks, maker or ranks, case, layout, directory / "models" / case.name, result)
     except RanksLostError as error:
         result.fail("lost", str(error))
+    except _UnfitError as error:
+        result.fail(error.outcome, str(error))
     results.add(result)
     print(result.line(), flush=True)
 
 
 def _run(ranks: Ranks, maker: Ranks, case: Case, layout: str, model: Path, result: Result) -> None:
     if not (model / ".made").exists():
-        shutil.rmtree(model, ignore_errors=True)
-        [made] = maker.ask({"op": "make", "case": case.document(), "directory": str(model)})
-        if not made["ok"]:
-            result.fail("unmade", made["error"])
-            return
-        (model / ".made").touch()
+        _make(maker, case, model)
     command = {
         "directory": str(model),
         "layout": LAYOUTS[layout].arguments,
         "engine": case.engine,
     }
-    answers = ranks.ask({"op": "default", **command})
-    refused = [answer["error"] for answer in answers if not answer["ok"]]
-    if refused:
-        result.fail("refused", refused[0])
-        return
-    result.take_default(answers)
-    answers = ranks.ask({"op": "fastload", **command})
-    failed = [answer["error"] for answer in answers if not answer["ok"]]
-    if failed:
-        result.fail("failed", failed[0])
-        return
-    result.take_fastload(answers)
+    result.take_default(_all(ranks.ask({"op": "default", **command}), "refused"))
+    result.take_fastload(_all(ranks.ask({"op": "fastload", **command}), "failed"))
+
+
+def _make(maker: Ranks, case: Case, model: Path) -> None:
+    """Make a checkpoint that the engine loads: by transformers, or under the engine's names.
+
+    Raises:
+        _UnfitError: the engine loads neither; with what it said to the first.
+    """
+    first: _UnfitError | None = None
+    for by in ("transformers", "engine"):
+        shutil.rmtree(model, ignore_errors=True)
+        made = {"op": "make", "case": case.document() | {"by": by}, "directory": str(model)}
+        loaded = {
+            "op": "default",
+            "directory": str(model),
+            "layout": LAYOUTS["tp1"].arguments,
+            "engine": case.engine,
+        }
+        try:
+            _all(maker.ask(made), "unmade")
+            _all(maker.ask(loaded), "refused")
+            (model / ".made").touch()
+            return
+        except _UnfitError as error:
+            first = first or error
+    assert first is not None
+    raise first
+
+
+class _UnfitError(Exception):
+    def __init__(self, outcome: str, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+
+
+def _all(answers: list[dict[str, Any]], outcome: str) -> list[dict[str, Any]]:
+    for answer in answers:
+        if not answer["ok"]:
+            raise _UnfitError(outcome, answer["error"])
+    return answers
 
 
 def arguments() -> argparse.Namespace:
