@@ -10,6 +10,7 @@ import pytest
 from fastload_common.testing.certificates import PrivateAuthority
 from fastload_common.testing.rig import Rig
 from fastload_common.testing.tunnel_proxy import TunnelProxy
+from tests.cases.engine_process import EngineProcess
 from tests.cases.harness import MODEL, use
 from tests.cases.identity import IdentityService
 
@@ -83,3 +84,18 @@ def web_identity(
     monkeypatch.setenv("AWS_ROLE_ARN", ROLE)
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(token_file))
     return token_file
+
+
+@pytest.fixture(scope="session")
+def engine_store() -> Iterator[Rig]:
+    """The store of the engine's process."""
+    with Rig() as rig:
+        yield rig
+
+
+@pytest.fixture(scope="session")
+def engine(engine_store: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """One process with the real vLLM in it, for all cases that need no serving engine."""
+    directory = tmp_path_factory.mktemp("engine")
+    with EngineProcess(directory, engine_store.environ()) as process:
+        yield process
