@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from fastload_common.testing.sweep_families import EXTRA
 
 if TYPE_CHECKING:
     from tests.sweep.results import Result
@@ -62,6 +64,11 @@ def layouts_of(case: Case, first: Result | None, chosen: list[str]) -> Iterator[
             yield name
 
 
+def _engine(name: str, pooling: Set[str]) -> dict[str, Any]:
+    pools = {"runner": "pooling"} if name in pooling else {}
+    return {**pools, **EXTRA.get(name, {}).get("engine", {})}
+
+
 def all_cases() -> list[Case]:
     """Every architecture of the engine's registry, then what else is listed here."""
     from vllm.model_executor.models import registry
@@ -69,7 +76,7 @@ def all_cases() -> list[Case]:
     drafts = registry._SPECULATIVE_DECODING_MODELS
     pooling = registry._EMBEDDING_MODELS.keys() - registry._TEXT_GENERATION_MODELS.keys()
     return [
-        Case(name, name, engine={"runner": "pooling"} if name in pooling else {})
+        Case(name, name, engine=_engine(name, pooling))
         for name in sorted(registry._VLLM_MODELS)
         if name not in drafts
     ]

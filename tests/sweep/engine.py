@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tests.sweep.absent import stand_in
+from tests.sweep import absent, kernels
 
 Digest = tuple[str, str, str]
 """dtype, shape, digest of the bytes."""
@@ -68,7 +68,7 @@ class Engine:
         os.environ["LOCAL_RANK"] = str(rank)
         os.environ["VLLM_DIST_IDENT"] = f"sweep-{port}"  # as the CPU worker does
         torch.accelerator.empty_cache = lambda: None  # the CPU worker does the same
-        stand_in()
+        absent.stand_in()
         from vllm.config import VllmConfig, set_current_vllm_config
         from vllm.distributed import init_distributed_environment
 
@@ -77,6 +77,7 @@ class Engine:
                 world_size, rank, f"tcp://127.0.0.1:{port}", rank, backend="gloo"
             )
         _inspect_in_this_process()
+        kernels.stand_in()
         # What no loader fills is then the same in every load, and can be told from the rest.
         torch.use_deterministic_algorithms(True, warn_only=True)
 

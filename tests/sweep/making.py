@@ -59,7 +59,7 @@ def write_shards(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
             size_bytes = 0
         shards[-1][name] = tensor.contiguous()
         size_bytes += tensor.nbytes
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
         save_file(shard, directory / file, {"format": "pt"})

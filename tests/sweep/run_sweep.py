@@ -67,7 +67,7 @@ def _one(
 
 
 def _run(ranks: Ranks, maker: Ranks, case: Case, layout: str, model: Path, result: Result) -> None:
-    if not (model / ".made").exists():
+    if layout == "tp1" or not (model / ".made").exists():
         _make(maker, case, model)
     command = {
         "directory": str(model),
