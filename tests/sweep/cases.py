@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fastload_common.testing.sweep_families import EXTRA
+from fastload_common.testing.sweep_quantized import FORMATS, GROUP
 
 if TYPE_CHECKING:
     from tests.sweep.results import Result
@@ -41,6 +42,7 @@ class Case:
     config: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
     layouts: tuple[str, ...] | None = None  # None: all it can have
+    format: str = ""  # of a quantized checkpoint
 
     def document(self) -> dict[str, Any]:
         return {
@@ -49,6 +51,7 @@ class Case:
             "config": self.config,
             "engine": self.engine,
             "by": "transformers",
+            "format": self.format,
         }
 
 
@@ -71,6 +74,10 @@ def _engine(name: str, pooling: Set[str]) -> dict[str, Any]:
 
 def all_cases() -> list[Case]:
     """Every architecture of the engine's registry, then what else is listed here."""
+    return [*architectures(), *quantized_cases()]
+
+
+def architectures() -> list[Case]:
     from vllm.model_executor.models import registry
 
     drafts = registry._SPECULATIVE_DECODING_MODELS
@@ -79,4 +86,30 @@ def all_cases() -> list[Case]:
         Case(name, name, engine=_engine(name, pooling))
         for name in sorted(registry._VLLM_MODELS)
         if name not in drafts
+    ]
+
+
+# For each rank an odd number of groups of a scale, at 2 ranks and at 4.
+_DENSE = {"intermediate_size": 12 * GROUP}
+_EXPERTS = {**_DENSE, "moe_intermediate_size": 12 * GROUP}
+QUANTIZED_MODELS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": _DENSE,
+    "Qwen3MoeForCausalLM": _EXPERTS,
+    "DeepseekV3ForCausalLM": {**_EXPERTS, "q_lora_rank": 64, "kv_lora_rank": 32},
+}
+
+
+def quantized_cases() -> list[Case]:
+    """Each format in a model with GQA, with experts, and with latent attention and experts."""
+    return [
+        Case(
+            f"{name} {architecture.removesuffix('ForCausalLM')}",
+            architecture,
+            kind="quantized",
+            config=config,
+            engine=dict(form.engine),
+            format=name,
+        )
+        for name, form in FORMATS.items()
+        for architecture, config in QUANTIZED_MODELS.items()
     ]

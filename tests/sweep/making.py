@@ -10,6 +10,7 @@ import torch
 
 from fastload_common.testing.sweep_checkpoints import has_class, tiny_config, write_by_transformers
 from fastload_common.testing.sweep_families import EXTRA
+from fastload_common.testing.sweep_quantized import FORMATS, Format, quantized
 from tests.sweep.engine_names import name_tensors
 
 MAX_SHARD_BYTES = 192 * 1024
@@ -18,6 +19,9 @@ MAX_SHARD_BYTES = 192 * 1024
 def make(engine: Any, case: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Write the checkpoint, by transformers unless the case says otherwise."""
     architecture, by = case["architecture"], case["by"]
+    if case.get("format"):
+        write_quantized(directory, architecture, case["config"], FORMATS[case["format"]])
+        return {"ok": True, "by": "transformers"}
     known = EXTRA.get(architecture, {})
     if not has_class(architecture):
         return {"ok": False, "error": "no configuration: transformers has no such class"}
@@ -45,6 +49,29 @@ def write_by_engine(engine: Any, directory: Path, arguments: dict[str, Any]) -> 
     }
     tensors = name_tensors(lambda: engine.build(command))
     write_shards(directory, tensors)
+
+
+def write_quantized(
+    directory: Path, architecture: str, changes: dict[str, Any], form: Format
+) -> None:
+    """Write a plain checkpoint, and then what the format makes of it."""
+    write_by_transformers(directory, architecture, changes=changes)
+    plain = read_shards(directory)
+    for path in directory.glob("*.safetensors*"):
+        path.unlink()
+    tensors, config = quantized(plain, form)
+    write_shards(directory, tensors)
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": config}))
+
+
+def read_shards(directory: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    tensors: dict[str, torch.Tensor] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        tensors |= load_file(path)
+    return tensors
 
 
 def write_shards(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
