@@ -19,7 +19,8 @@ Frame = tuple[int, bytes]
 
 _HEAD = struct.Struct("=BI")
 _RECEIVE_BYTES = 256 * 1024
-_MOST_FDS = 4
+_INT = struct.Struct("=i")
+_RIGHTS_BYTES = socket.CMSG_SPACE(4 * _INT.size)
 # Larger than the needs of any model; a length beyond it is no length.
 _MOST_BYTES = 1 << 30
 
@@ -88,7 +89,8 @@ class Outbox:
                 if piece.fd is None:
                     sent = self._peer.send(piece.data, flags)
                 else:
-                    sent = socket.send_fds(self._peer, [piece.data], [piece.fd], flags)
+                    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, _INT.pack(piece.fd))
+                    sent = self._peer.sendmsg([piece.data], [rights], flags)
             except BlockingIOError:
                 return False
             except OSError:
@@ -128,14 +130,18 @@ class Inbox:
         Raises:
             ValueError: what came is no frame.
         """
+        # Not by `socket.recv_fds`, which forgets the flags in Python 3.11.
         flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
         try:
-            data, fds, _, _ = socket.recv_fds(self._peer, _RECEIVE_BYTES, _MOST_FDS, flags)
+            data, rights, _, _ = self._peer.recvmsg(_RECEIVE_BYTES, _RIGHTS_BYTES, flags)
         except BlockingIOError:
             return []
         except OSError:
             return None
-        self.fds.extend(fds)
+        for level, kind, content in rights:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                whole = len(content) - len(content) % _INT.size
+                self.fds.extend(fd for (fd,) in _INT.iter_unpack(content[:whole]))
         return self.take(data) if data else None
 
     def take(self, data: bytes) -> list[Frame]:
