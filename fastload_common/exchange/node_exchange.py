@@ -78,6 +78,7 @@ class NodeExchange:
         self._owners: dict[int, int] = {}  # of what is still to come, by number
         self._numbers: dict[int, int] = {}  # of own chunks, by their identity
         self._memories = PeerMemories()
+        self._last: OwnChunk | None = None  # that was handed out
         self._own_left = 0  # chunks of our own that have not come
         self._told = self._left = self._ended = self._by_object = False
         self.received_bytes = self.fetched_bytes = self.given_bytes = 0
@@ -128,9 +129,8 @@ class NodeExchange:
 
         terms = self._its_terms()
         own = Needs.of(reads, terms.objects, gap_bytes=terms.gap_bytes)
-        told = self._hear_needs()
-        told[self._peers.rank] = self._tell(own.encode())
-        self._peers.wait(self._all_told, self._silent, "the needs of")
+        told = {self._peers.rank: self._tell(own.encode())}
+        self._peers.wait(lambda: not self._silent(), self._silent, "the needs of")
         told |= self._hear_needs()
         self._by_object = any(row.by_object for row in told.values())
         sharing = {rank: row for rank, row in told.items() if row.needs}
@@ -162,7 +162,8 @@ class NodeExchange:
             SourceError: as the fetch raised it.
         """
         while self._owners:
-            yield self._next()
+            self._last = self._next()
+            yield self._last
         self._join_feeder()  # whoever reads by itself afterwards uses the same way
 
     def read_alone(self) -> None:
@@ -175,6 +176,8 @@ class NodeExchange:
         """
         if not self._told:
             self._tell(b"")
+        if self._last is not None:
+            self._last.release()  # where the error came between its fetch and its use
         for chunk in self.fetch():
             chunk.release()
 
@@ -260,9 +263,6 @@ class NodeExchange:
         self._peers.tell(Word.NEEDS, told.encode())
         self._told = True
         return told
-
-    def _all_told(self) -> bool:
-        return all(line.told is not None for line in self._peers.lines.values())
 
     def _silent(self) -> list[int]:
         return [rank for rank, line in self._peers.lines.items() if line.told is None]

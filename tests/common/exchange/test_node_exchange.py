@@ -1,0 +1,394 @@
+"""The exchange in one process, where faults are exact: right bytes, no circle, one first error."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import logging
+import mmap
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fastload_common.errors import (
+    DeadlineError,
+    ObjectChangedError,
+    PeerError,
+    SourceUnavailableError,
+)
+from fastload_common.exchange.slots import PeerChunk, PeerMemory, read_only
+from fastload_common.exchange.words import FILLED_FORM, TAKEN_FORM, Word
+from fastload_common.ranges import ObjectId
+from fastload_common.testing.fake_clock import FakeClock
+from tests.common.exchange.node_harness import (
+    CHUNK_BYTES,
+    MemoryFetch,
+    Rank,
+    make_objects,
+    ranks,
+    read_of,
+    run_all,
+)
+
+OBJECTS = make_objects(3, 20 * CHUNK_BYTES)
+IDS = list(OBJECTS)
+ALL = [(one, 0, one.size_bytes) for one in IDS]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+    left = [t.name for t in threading.enumerate() if t.name.startswith("fastload")]
+    assert left == []
+
+
+def all_is_right(made: list[Rank]) -> None:
+    for row in made:
+        if row.error is not None:
+            raise row.error
+        for (one, start, end), value in row.got.items():
+            assert value == OBJECTS[one][start:end]
+        assert row.arena.leased_count == 0
+
+
+SPAN = st.tuples(
+    st.sampled_from(IDS), st.integers(0, 20 * CHUNK_BYTES - 1), st.integers(1, 6 * CHUNK_BYTES)
+)
+NEEDS = st.lists(st.lists(SPAN, max_size=6), min_size=2, max_size=5)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(NEEDS, st.lists(st.integers(1, 3), min_size=5, max_size=5), st.booleans())
+def test_whatever_ranks_need_each_gets_it_and_it_is_fetched_once(
+    spans: list[list[tuple[ObjectId, int, int]]], slots: list[int], by_object: bool
+) -> None:
+    needs = [
+        [(one, start, min(one.size_bytes, start + size)) for one, start, size in row]
+        for row in spans
+    ]
+    with ranks(OBJECTS, needs, slots=slots[: len(needs)], by_object=by_object) as made:
+        run_all(made)
+        all_is_right(made)
+    fetched: dict[ObjectId, list[tuple[int, int]]] = {one: [] for one in IDS}
+    for number, row in enumerate(made):
+        for chunk in row.fetch.fetched:
+            fetched[chunk.object_id].append((chunk.byte_range.start, chunk.byte_range.end))
+        got = sum(chunk.byte_range.size_bytes for chunk in row.fetch.fetched)
+        assert row.exchange.fetched_bytes == got, number
+    for found in fetched.values():
+        found.sort()
+        # A chunk may begin less than an alignment before the end of the one before it.
+        for (_, end), (start, _) in itertools.pairwise(found):
+            assert start > end - 64
+    if by_object:
+        owners = [{chunk.object_id for chunk in row.fetch.fetched} for row in made]
+        assert sum(map(len, owners)) == len(set().union(*owners))
+
+
+def test_eight_ranks_with_two_slots_each_and_one_ten_times_slower() -> None:
+    with ranks(OBJECTS, [ALL] * 8, slots=2) as made:
+        slow = [lambda row: row.load(slow_s=0.004)]
+        run_all(made, slow + [lambda row: row.load(slow_s=0.0004)] * 7)
+        all_is_right(made)
+        total = sum(row.exchange.fetched_bytes for row in made)
+    assert total == sum(one.size_bytes for one in IDS)
+
+
+def test_one_slot_each_is_enough() -> None:
+    with ranks(OBJECTS, [ALL] * 4, slots=1) as made:
+        run_all(made)
+        all_is_right(made)
+
+
+def test_who_needs_nothing_of_others_does_not_hold_them_up() -> None:
+    with ranks(OBJECTS, [ALL, ALL, []]) as made:
+        alone = lambda row: row.exchange.read_alone()  # noqa: E731
+        run_all(made, [Rank.load, Rank.load, alone])
+        all_is_right(made)
+        assert made[2].fetch.fetched == []
+
+
+def test_all_reading_alone_end() -> None:
+    with ranks(OBJECTS, [ALL] * 3) as made:
+        run_all(made, lambda row: row.exchange.read_alone())
+        all_is_right(made)
+
+
+def test_who_gives_up_half_way_still_serves_the_others() -> None:
+    """As a rank does that reads eagerly after an error in the middle of placing."""
+
+    def half_way(row: Rank) -> None:
+        def stop(number: int) -> None:
+            if number == 7:
+                raise KeyError("a fault while placing")
+
+        with pytest.raises(KeyError):
+            row.load(on_chunk=stop)
+        row.exchange.read_alone()
+        assert sum(1 for _ in row.fetch([])) == 0  # the way to fetch is free again
+
+    with ranks(OBJECTS, [ALL] * 3, slots=2) as made:
+        run_all(made, [Rank.load, half_way, Rank.load])
+        for row in (made[0], made[2]):
+            assert row.error is None
+            assert row.got == {(one, s, e): OBJECTS[one][s:e] for one, s, e in ALL}
+
+
+def test_memory_of_others_cannot_be_written() -> None:
+    seen = []
+
+    def check(row: Rank) -> None:
+        row.exchange.agree([read_of(*need) for need in row.needs])
+        for filled in row.exchange.fetch():
+            if isinstance(filled, PeerChunk):
+                seen.append(filled.data.readonly)
+                with pytest.raises(TypeError):
+                    filled.data[0] = 1
+            filled.release()
+        row.exchange.leave()
+
+    with ranks(OBJECTS, [ALL] * 2) as made:
+        run_all(made, check)
+        assert [row.error for row in made] == [None, None]
+    assert seen
+    assert all(seen)
+
+
+def test_a_descriptor_that_was_given_away_cannot_write_nor_be_mapped_for_it() -> None:
+    fd = os.memfd_create("test")
+    os.ftruncate(fd, mmap.PAGESIZE)
+    given_fd = read_only(fd)
+    try:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.write(given_fd, b"x")
+        with pytest.raises(PermissionError):
+            mmap.mmap(given_fd, mmap.PAGESIZE)
+        memory = PeerMemory(given_fd, mmap.PAGESIZE)
+        os.pwrite(fd, b"seen", 0)
+        view = memory.at(0, 4)
+        assert bytes(view) == b"seen"
+        with pytest.raises(ValueError, match="of 4096"):
+            memory.at(4090, 10)
+        memory.close()
+        assert bytes(view) == b"seen"  # whoever looks still may
+        view.release()
+    finally:
+        os.close(fd)
+        os.close(given_fd)
+
+
+def test_a_failing_fetch_ends_all_with_its_error() -> None:
+    broken = SourceUnavailableError("the store is away", object="s3://models/m/0")
+    with ranks(OBJECTS, [ALL] * 4, fetches={2: {"fail_at": 3, "error": broken}}) as made:
+        began_s = time.monotonic()
+        run_all(made)
+        assert made[2].error is broken
+        for number in (0, 1, 3):
+            error = made[number].error
+            assert isinstance(error, PeerError)
+            assert "rank 2 (pid" in str(error)
+            assert "SourceUnavailableError: the store is away [object=s3://models/m/0]" in str(
+                error
+            )
+            assert made[number].ended_s - began_s < 5
+        assert [row.arena.leased_count for row in made] == [0] * 4
+
+
+def test_a_foreign_error_is_told_by_its_name_only() -> None:
+    def fails(row: Rank) -> None:
+        raise RuntimeError("https://signed.example/?X-Amz-Signature=secret")
+
+    with ranks(OBJECTS, [ALL] * 2) as made:
+        run_all(made, [Rank.load, fails])
+        error = made[0].error
+        assert isinstance(error, PeerError)
+        assert "failed: RuntimeError" in str(error)
+        assert "secret" not in str(error)
+        assert "signed" not in str(error)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
+def test_an_interrupt_is_told_too(error: BaseException) -> None:
+    def interrupted(row: Rank) -> None:
+        raise error
+
+    with ranks(OBJECTS, [ALL] * 3) as made:
+        run_all(made, [Rank.load, interrupted, Rank.load])
+        for row in (made[0], made[2]):
+            assert isinstance(row.error, PeerError)
+            assert type(error).__name__ in str(row.error)
+
+
+def test_the_first_failure_is_named_by_those_who_hear_it_from_others() -> None:
+    """Rank 0 fails; rank 2 hears of it from rank 1 only, whose load ended by it."""
+
+    def fails(row: Rank) -> None:
+        raise SourceUnavailableError("the cause")
+
+    with ranks(OBJECTS, [ALL] * 3) as made:
+        # What rank 0 says to rank 2 is lost.
+        lost = made[0].exchange._peers.lines[2].outbox
+        lost.send = lambda *args: True  # type: ignore[method-assign,assignment]
+        run_all(made, [fails, Rank.load, Rank.load])
+        for row in made[1:]:
+            assert isinstance(row.error, PeerError)
+        assert "rank 0 (pid" in str(made[1].error)
+        assert "the cause" in str(made[1].error)
+
+
+def test_a_process_that_ends_without_a_word_is_named() -> None:
+    def vanishes(row: Rank) -> None:
+        # As the kernel does with a process that is killed.
+        for line in row.exchange._peers.lines.values():
+            line.peer.shutdown(socket.SHUT_RDWR)
+        time.sleep(0.2)
+        raise KeyboardInterrupt
+
+    with ranks(OBJECTS, [ALL] * 3) as made:
+        run_all(made, [Rank.load, Rank.load, vanishes])
+        for row in made[:2]:
+            assert isinstance(row.error, PeerError)
+            assert "rank 2 (pid" in str(row.error)
+            assert "without a word (killed?)" in str(row.error)
+
+
+def test_who_waits_for_acknowledgements_hears_of_a_failure() -> None:
+    reached = threading.Event()
+
+    def takes_nothing(row: Rank) -> None:
+        row.exchange.agree([])
+        reached.wait(10)
+        raise SourceUnavailableError("while the other waits")
+
+    def waits(row: Rank) -> None:
+        row.exchange.agree([read_of(*need) for need in row.needs])
+        for filled in row.exchange.fetch():
+            filled.release()
+        reached.set()
+        row.exchange.leave()
+
+    # By objects, the one waits until the other has compared its own.
+    with ranks(OBJECTS, [ALL, []], by_object=True) as made:
+        run_all(made, [waits, takes_nothing])
+        assert isinstance(made[0].error, PeerError)
+        assert "while the other waits" in str(made[0].error)
+
+
+def test_a_rank_in_its_trace_notices_at_its_next_step() -> None:
+    def traces(row: Rank) -> None:
+        end_s = time.monotonic() + 10
+        while time.monotonic() < end_s:
+            row.exchange.check()
+            time.sleep(0.001)
+
+    def fails(row: Rank) -> None:
+        raise SourceUnavailableError("early")
+
+    with ranks(OBJECTS, [ALL] * 2) as made:
+        run_all(made, [traces, fails])
+        assert isinstance(made[0].error, PeerError)
+        assert made[0].ended_s - made[1].ended_s < 5
+
+
+def test_other_objects_are_a_changed_model() -> None:
+    with ranks(OBJECTS, [ALL] * 2) as made:
+        terms = made[1].exchange._its_terms()
+        others = (ObjectId(IDS[0].uri, '"another"', IDS[0].size_bytes), *IDS[1:])
+        made[1].exchange._terms = dataclasses.replace(terms, objects=others)
+        made[1].needs = []
+        run_all(made)
+        kinds = {type(row.error) for row in made}
+        assert ObjectChangedError in kinds
+        assert kinds <= {ObjectChangedError, PeerError}
+        assert all("it was changed while the ranks were opening it" in str(r.error) for r in made)
+
+
+def test_the_deadline_counts_while_waiting_for_others() -> None:
+    clock = FakeClock()
+    over = threading.Event()
+
+    def never_tells(row: Rank) -> None:
+        over.wait(20)
+
+    def waits(row: Rank) -> None:
+        try:
+            row.load()
+        finally:
+            over.set()
+
+    with ranks(OBJECTS, [ALL] * 2, clock=clock, deadline_s=60) as made:
+        clock.advance(61)
+        run_all(made, [waits, never_tells])
+        assert isinstance(made[0].error, DeadlineError)
+        assert "waiting for the needs of rank 1 (pid" in str(made[0].error)
+        assert isinstance(made[1].error, PeerError | None)
+
+
+def test_who_is_waited_for_is_said_every_30_s(caplog: pytest.LogCaptureFixture) -> None:
+    clock = FakeClock()
+    over = threading.Event()
+
+    def never_tells(row: Rank) -> None:
+        for _ in range(3):
+            time.sleep(0.25)
+            clock.advance(31)
+        time.sleep(0.25)
+        over.set()
+        row.load()
+
+    with ranks(OBJECTS, [ALL] * 2, clock=clock) as made, caplog.at_level(logging.WARNING):
+        run_all(made, [Rank.load, never_tells])
+        all_is_right(made)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 3
+    assert all(text.startswith("waiting for the needs of rank 1 (pid") for text in said)
+    assert [text.rpartition("for ")[2] for text in said] == ["31 s now", "62 s now", "93 s now"]
+
+
+def test_nonsense_of_a_rank_ends_the_load_and_names_it() -> None:
+    for word, payload in [
+        (Word.FILLED, FILLED_FORM.pack(999, 0)),
+        (Word.FILLED, b"short"),
+        (Word.TAKEN, TAKEN_FORM.pack(999)),
+        (Word.NEEDS, b"short"),
+        (Word.ARENA, b"twice"),
+        (Word.FAILED, b"{}"),
+        (77, b""),
+    ]:
+
+        def speaks(row: Rank, word: int = word, payload: bytes = payload) -> None:
+            row.exchange._peers.tell(word, payload)  # type: ignore[arg-type]
+            row.load()
+
+        with ranks(OBJECTS, [ALL] * 2) as made:
+            run_all(made, [Rank.load, speaks])
+            assert isinstance(made[0].error, PeerError), word
+            assert "rank 1" in str(made[0].error)
+        gc.collect()
+
+
+def test_a_slot_outside_of_the_memory_is_refused() -> None:
+    class Elsewhere(MemoryFetch):
+        def __call__(self, chunks):  # type: ignore[no-untyped-def]
+            for filled in super().__call__(chunks):
+                filled.position_bytes = 1 << 40
+                yield filled
+
+    with ranks(OBJECTS, [ALL] * 2) as made:
+        terms = made[1].exchange._its_terms()
+        fetch = Elsewhere(OBJECTS, made[1].arena)
+        made[1].exchange._terms = dataclasses.replace(terms, fetch=fetch, abort=fetch.abort)
+        run_all(made)
+        assert isinstance(made[0].error, PeerError)
+        assert "its memory cannot be read" in str(made[0].error)
