@@ -233,6 +233,11 @@ LOADER_NAMES: tuple[Name, ...] = (
 )
 """What the loader needs; probed when one is made, not in processes that load no model."""
 
+LINEAR_KERNELS: tuple[Name, ...] = tuple(
+    Name("vllm.model_executor.kernels.linear", path, "`fastload plan` needs no kernel")
+    for path in ("_POSSIBLE_KERNELS", "_POSSIBLE_FP8_KERNELS", "_POSSIBLE_FP8_BLOCK_KERNELS")
+)
+
 PLANNING_NAMES: tuple[Name, ...] = (
     INITIALIZE_MODEL,
     SET_CURRENT_CONFIG,
@@ -241,6 +246,7 @@ PLANNING_NAMES: tuple[Name, ...] = (
     NODE_COUNT,
     INIT_DISTRIBUTED,
     INIT_PARALLEL,
+    *LINEAR_KERNELS,
 )
 """What ``fastload plan`` needs; probed by it alone."""
 
@@ -320,6 +326,7 @@ FIELDS: tuple[Name, ...] = tuple(
                 "pipeline_parallel_size",
                 "enable_expert_parallel",
                 "distributed_executor_backend",
+                "skip_tokenizer_init",
             ),
         ),
         (

@@ -17,7 +17,11 @@ from fastload_common.load.request import WeightSource
 from fastload_vllm import compat
 from fastload_vllm.asked import LOAD_FORMAT
 
-__all__ = ["VllmPlanner", "planner"]
+__all__ = ["VllmPlanner", "offer_no_kernel", "planner"]
+
+
+# Several ranks though there may be no device; and a plan needs no tokenizer.
+_UNLESS_TOLD = {"distributed_executor_backend": "mp", "skip_tokenizer_init": True}
 
 
 class VllmPlanner:
@@ -46,7 +50,7 @@ class VllmPlanner:
                 tensor_parallel_size=job.tensor_parallel,
                 pipeline_parallel_size=job.pipeline_parallel,
                 enable_expert_parallel=job.expert_parallel,
-                **{"distributed_executor_backend": "mp"} | dict(job.engine_arguments),
+                **_UNLESS_TOLD | dict(job.engine_arguments),
             ).create_engine_config()
         except (TypeError, ValueError) as error:
             raise ConfigError(f"vLLM refuses this configuration: {error}") from error
@@ -76,8 +80,11 @@ class PreparedVllm:
         config = self._config
         with compat.SET_CURRENT_CONFIG.get()(config):
             _stand_in(rank, config.parallel_config)
+            offer_no_kernel()
             with compat.DEFAULT_DTYPE.get()(config.model_config.dtype), tracer.building():
                 model = compat.INITIALIZE_MODEL.get()(vllm_config=config)
+                if _NoKernel.used:
+                    tracer.note("this machine lacks kernels of the model: it could not run it")
                 tracer.load(
                     model,
                     self._loader.sources(model, config.model_config),
@@ -127,6 +134,35 @@ def _stand_in(rank: int, parallel: Any) -> None:
     compat.INIT_PARALLEL.get()(
         parallel.tensor_parallel_size, parallel.pipeline_parallel_size, backend="fake"
     )
+
+
+class _NoKernel:
+    """Stands where this machine has no kernel for a quantized layer: weights are the same."""
+
+    used = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        type(self).used = True
+
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, None]:
+        return True, None
+
+    @classmethod
+    def can_implement(cls, config: Any) -> tuple[bool, None]:
+        return True, None
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 0
+
+
+def offer_no_kernel() -> None:
+    """Offer `_NoKernel` for linear layers after all kernels of vLLM."""
+    for tables in compat.LINEAR_KERNELS:
+        for kernels in tables.get().values():
+            if _NoKernel not in kernels:
+                kernels.append(_NoKernel)
 
 
 planner = VllmPlanner()

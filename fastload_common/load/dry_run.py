@@ -32,7 +32,7 @@ from fastload_common.source.registry import open_source
 from fastload_common.source.uri import is_file_uri
 from fastload_common.trace.evaluate import leaves
 from fastload_common.trace.lazy_tensor import LazyTensor
-from fastload_common.trace.misfit import GeometryError
+from fastload_common.trace.misfit import MISFIT_HINT, GeometryError, entry_fields
 from fastload_common.trace.nodes import FileNode
 from fastload_common.trace.recorder import Recorder
 from fastload_common.trace.transfer import Transfer
@@ -43,6 +43,8 @@ __all__ = ["DryTracer", "open_model"]
 Opened = Mapping[WeightSource, tuple[Checkpoint, bool]]
 
 _NAMES_SHOWN = 4
+# What a weight loader raises when a checkpoint does not fit the model (as `load.session` has it).
+_MISFITS = (AssertionError, AttributeError, KeyError, IndexError, ValueError)
 _FALLBACK_CHUNK_BYTES = 16 * MIB
 
 
@@ -72,9 +74,13 @@ class DryTracer:
         self._settings = settings
         self._opened = opened
         self.result: RankTrace | None = None
+        self._notes: list[str] = []
 
     def building(self) -> AbstractContextManager[None]:
         return off_memory()
+
+    def note(self, text: str) -> None:
+        self._notes.append(text)
 
     def load(
         self,
@@ -94,7 +100,7 @@ class DryTracer:
             (source, *(self._opened.get(source) or open_model(source, self._settings)))
             for source in sources
         ]
-        books = _Books([(s.prefix, checkpoint) for s, checkpoint, _ in pairs])
+        books = _Books([(s.prefix, checkpoint) for s, checkpoint, _ in pairs], self._notes)
         if eager_reason is None and self._settings.trace == "eager":
             eager_reason = "FASTLOAD_TRACE=eager"
         reads: list[TensorRead] = []
@@ -103,7 +109,14 @@ class DryTracer:
                 reads = _trace(books, model, consume)
             except GeometryError as error:
                 raise TensorMismatchError(error.what, hint=error.hint, **error.fields) from error
-            except Exception as error:  # noqa: BLE001 - said in the plan
+            except Exception as error:
+                if isinstance(error, _MISFITS) and books.current and not books.early_names:
+                    raise TensorMismatchError(
+                        f"{place.engine} could not take tensor {books.current.name!r}: "
+                        f"{type(error).__name__}: {error}",
+                        hint=MISFIT_HINT,
+                        **entry_fields(books.current),
+                    ) from error
                 eager_reason = f"not traceable ({type(error).__name__}: {error})"
         remote = any(remote for *_, remote in pairs)
         chunk_bytes = self._chunk_bytes(place, books, remote=remote)
@@ -123,11 +136,12 @@ class DryTracer:
 class _Books:
     """The tensors of a load, and what is read of them while tracing. A `Resolver`."""
 
-    def __init__(self, checkpoints: Sequence[tuple[str, Checkpoint]]) -> None:
+    def __init__(self, checkpoints: Sequence[tuple[str, Checkpoint]], notes: list[str]) -> None:
         self._checkpoints = checkpoints
+        self.notes = notes
+        self.current: TensorEntry | None = None
         self.early: list[list[TensorRead]] = []
         self.early_names: Counter[str] = Counter()
-        self.notes: list[str] = []
         self.tensors = 0
         self.transfers = 0
         shards = {shard.object_id: shard.header_bytes for _, c in checkpoints for shard in c.shards}
@@ -228,6 +242,7 @@ def _trace(
     def weights() -> Iterator[tuple[str, torch.Tensor]]:
         for name, entry in books.entries():
             books.tensors += 1
+            books.current = entry
             yield name, recorder.lazy(entry)
 
     with recorder.recording():

@@ -90,6 +90,10 @@ class Tracer(Protocol):
         """Inside it models are built without their memory."""
         ...
 
+    def note(self, text: str) -> None:
+        """Something that whoever reads the plan should know."""
+        ...
+
     def load(
         self,
         model: Any,
