@@ -76,3 +76,73 @@ def body_bytes(rig: Rig, prefix: str) -> int:
         if request.byte_range is not None and request.byte_range.start > 0:
             total += request.byte_range.size_bytes
     return total
+
+
+def mxfp4_experts(tensors: dict[str, Any]) -> dict[str, Any]:
+    """The experts of a gpt-oss model as it is published: 4-bit blocks of 32 with their scales."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for name, tensor in tensors.items():
+        if not name.endswith((".gate_up_proj", ".down_proj")):
+            found[name] = tensor
+            continue
+        experts, inputs, outputs = tensor.shape
+        for part, sizes in (
+            ("blocks", (experts, outputs, inputs // 32, 16)),
+            ("scales", (experts, outputs, inputs // 32)),
+        ):
+            found[f"{name}_{part}"] = torch.randint(
+                0, 256, sizes, dtype=torch.uint8, generator=generator
+            )
+    return found
+
+
+def write_mtp_model(directory: Path) -> Path:
+    """A numbered GLM-4.5 with two layers, and a third one that predicts the next token but one."""
+    import torch
+    import transformers
+
+    from fastload_common.testing.tiny_models import write_tokenizer
+
+    layers = 2
+    config = transformers.Glm4MoeConfig(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=32,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        first_k_dense_replace=0,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        num_nextn_predict_layers=1,
+        tie_word_embeddings=False,
+        dtype="float32",
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(directory)
+    write_tokenizer(directory)
+
+    def add_layer(tensors: dict[str, Any]) -> dict[str, Any]:
+        last = f"model.layers.{layers - 1}."
+        own = f"model.layers.{layers}."
+        found = dict(tensors)
+        for name, tensor in tensors.items():
+            if name.startswith(last):
+                found[own + name.removeprefix(last)] = tensor
+        for part in ("enorm.weight", "hnorm.weight", "shared_head.norm.weight"):
+            found[own + part] = torch.empty(64)
+        found[own + "eh_proj.weight"] = torch.empty(64, 128)
+        found[own + "embed_tokens.weight"] = torch.empty(512, 64)
+        found[own + "shared_head.head.weight"] = torch.empty(512, 64)
+        return number(found)
+
+    def file_of(name: str) -> str:
+        return "mtp.safetensors" if f".{layers}." in name else "model.safetensors"
+
+    return rewrite(directory, add_layer, file_of)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -9,12 +10,17 @@ from typing import Any
 
 import torch
 
-from tests.cases.engine_kernels import without_kernels
+from tests.cases.engine_kernels import WNA16_EXPERTS, without_kernels
 from tests.cases.engine_layers import FIRST_NUMBER, compare_layers, numbered
 from tests.cases.engine_ranks import Layout, rank_of
 
 HIDDEN = 32
 INTERMEDIATE = 64
+PARTS = {
+    "gate_proj": (INTERMEDIATE, HIDDEN),
+    "up_proj": (INTERMEDIATE, HIDDEN),
+    "down_proj": (HIDDEN, INTERMEDIATE),
+}
 Tensors = dict[str, torch.Tensor]
 
 
@@ -66,6 +72,7 @@ def _placed(layout: Layout, rank: int, placement: str) -> Iterator[None]:
     config = VllmConfig(
         parallel_config=ParallelConfig(
             tensor_parallel_size=layout.tensor,
+            data_parallel_size=layout.data,
             enable_expert_parallel=layout.experts,
             expert_placement_strategy=placement,
         )
@@ -82,12 +89,14 @@ def load_experts(
     spread: bool,
     placement: str = "linear",
     redundant: int = 0,
+    data: int = 1,
     **settings: Any,
 ) -> list[dict[str, Any]]:
     """One layer in one of the forms of checkpoints, on every rank; `spread` is expert parallel."""
     found = []
-    for rank in range(tensor):
-        with _placed(Layout(tensor=tensor, experts=spread), rank, placement):
+    layout = Layout(tensor=tensor, data=data, experts=spread)
+    for rank in range(layout.world_size):
+        with _placed(layout, rank, placement):
 
             def build() -> Experts:
                 return Experts(
@@ -150,11 +159,7 @@ def _nvfp4_checkpoint(experts: int) -> Tensors:
     generator = torch.Generator().manual_seed(0)
     tensors: Tensors = {}
     for expert in range(experts):
-        for part, (n, k) in {
-            "gate_proj": (INTERMEDIATE, HIDDEN),
-            "up_proj": (INTERMEDIATE, HIDDEN),
-            "down_proj": (HIDDEN, INTERMEDIATE),
-        }.items():
+        for part, (n, k) in PARTS.items():
             name = f"{expert}.{part}."
             packed = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, generator=generator)
             scale = torch.randint(0, 120, (n, k // 16), dtype=torch.uint8, generator=generator)
@@ -163,3 +168,47 @@ def _nvfp4_checkpoint(experts: int) -> Tensors:
             tensors[name + "weight_scale_2"] = torch.tensor(1.0 + expert)
             tensors[name + "input_scale"] = torch.tensor(100.0 + expert)
     return tensors
+
+
+def packed_experts(experts: int, tensor: int) -> list[dict[str, Any]]:
+    """4-bit experts of compressed-tensors: packed weights, their scales and shapes."""
+    tensors: Tensors = {}
+    generator = torch.Generator().manual_seed(0)
+    for expert in range(experts):
+        for part, (n, k) in PARTS.items():
+            packed = torch.randint(0, 1 << 30, (n, k // 8), dtype=torch.int32, generator=generator)
+            tensors[f"{expert}.{part}.weight_packed"] = packed
+            tensors[f"{expert}.{part}.weight_scale"] = torch.rand(n, k // 32, generator=generator)
+            tensors[f"{expert}.{part}.weight_shape"] = torch.tensor([n, k])
+    found = []
+    for rank in range(tensor):
+        with _placed(Layout(tensor=tensor, experts=True), rank, "linear"), without_kernels():
+            config = _packed_config()
+            found.append(
+                compare_layers(
+                    lambda config=config: Experts(experts, quant_config=config), {"a": tensors}
+                )
+            )
+    return found
+
+
+def _packed_config() -> Any:
+    from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import (
+        CompressedTensorsConfig,
+    )
+
+    module = importlib.import_module(WNA16_EXPERTS)
+    bits = SimpleNamespace(
+        symmetric=True, num_bits=4, strategy="group", group_size=32, actorder=None
+    )
+
+    class Config(CompressedTensorsConfig):  # type: ignore[misc]
+        """Four bits for each expert, whatever a checkpoint's configuration would say."""
+
+        def __init__(self) -> None:
+            pass
+
+        def get_quant_method(self, layer: Any, prefix: str) -> Any:
+            return module.CompressedTensorsWNA16MoEMethod(bits, None, layer.moe_config)
+
+    return Config()

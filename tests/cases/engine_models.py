@@ -37,28 +37,29 @@ def variables(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def load(config: Any, model_config: Any = None, *, processed: bool = True) -> torch.nn.Module:
+def load(config: Any, load_config: Any = None, *, processed: bool = False) -> torch.nn.Module:
     """Build a model and load its weights.
 
     Args:
-        processed: whether kernels may put the weights into their own form afterwards, as they
-            always do while serving. Those of a GPU cannot.
+        processed: whether kernels put the weights into their own form afterwards, as they do
+            while serving. Kernels of a GPU cannot, and it hides which elements were loaded.
     """
     from vllm.model_executor.model_loader import get_model, get_model_loader
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
 
     model: torch.nn.Module
+    load_config = load_config or config.load_config
     if processed:
-        model = get_model(vllm_config=config, model_config=model_config)
+        model = get_model(vllm_config=config, load_config=load_config)
         return model
-    model_config = model_config or config.model_config
+    model_config = config.model_config
     with set_default_torch_dtype(model_config.dtype), without_kernels():
         model = initialize_model(vllm_config=config, model_config=model_config)
     with torch.no_grad():
         for param in model.parameters():
             param.view(-1).view(torch.uint8).fill_(0xEE)  # what no tensor gives is the same twice
-    get_model_loader(config.load_config).load_weights(model, model_config)
+    get_model_loader(load_config).load_weights(model, model_config)
     return model
 
 
@@ -85,7 +86,7 @@ def compare(
     rank: int,
     engine: dict[str, Any],
     *,
-    processed: bool = True,
+    processed: bool = False,
 ) -> dict[str, Any]:
     """What one rank holds after the default loader and after fastload, and what it read."""
     config = engine_config(model, "auto", layout, **engine)
@@ -112,9 +113,9 @@ def compare_ranks(
     uri: str,
     ranks: list[int],
     layout: dict[str, Any] | None = None,
-    engine: dict[str, Any] | None = None,
+    options: dict[str, Any] | None = None,
     environ: dict[str, str] | None = None,
-    processed: bool = True,
+    processed: bool = False,
 ) -> list[dict[str, Any]]:
     """`compare` for some ranks; ``{rank}`` in the URI is replaced."""
     with variables(environ or {}):
@@ -124,7 +125,7 @@ def compare_ranks(
                 uri.format(rank=rank),
                 Layout(**(layout or {})),
                 rank,
-                engine or {},
+                options or {},
                 processed=processed,
             )
             for rank in ranks
@@ -136,7 +137,7 @@ def outcome_of(model: str, load_format: str, layout: Layout, rank: int, **engine
     try:
         config = engine_config(model, load_format, layout, **engine)
         with rank_of(layout, rank, config):
-            load(config)
+            load(config, processed=True)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "loaded"

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["Layout", "engine_config", "prepare", "rank_of"]
+__all__ = ["Layout", "engine_config", "place_of", "prepare", "rank_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,13 @@ class Layout:
     experts: bool = False
 
     @property
-    def world_size(self) -> int:
+    def replica_size(self) -> int:
+        """Ranks of one data-parallel replica."""
         return self.tensor * self.pipeline
+
+    @property
+    def world_size(self) -> int:
+        return self.replica_size * self.data
 
 
 def prepare() -> None:
@@ -67,6 +72,7 @@ def engine_config(model: str, load_format: str, layout: Layout, **more: Any) -> 
         load_format=load_format,
         tensor_parallel_size=layout.tensor,
         pipeline_parallel_size=layout.pipeline,
+        data_parallel_size=layout.data,
         enable_expert_parallel=layout.experts,
         distributed_executor_backend="mp",
         **(plain | more),
@@ -74,8 +80,15 @@ def engine_config(model: str, load_format: str, layout: Layout, **more: Any) -> 
 
 
 @contextmanager
-def rank_of(layout: Layout, rank: int, config: Any = None) -> Iterator[Any]:
-    """Be one rank while the block runs, with this configuration as the engine's current one."""
+def rank_of(
+    layout: Layout, rank: int, config: Any = None, local_rank: int | None = None
+) -> Iterator[Any]:
+    """Be one rank while the block runs, with this configuration as the engine's current one.
+
+    Args:
+        rank: among all of the world, data-parallel replicas included.
+        local_rank: among those of its node; default: all are on one.
+    """
     from torch.testing._internal.distributed.fake_pg import FakeStore
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import parallel_state
@@ -84,13 +97,17 @@ def rank_of(layout: Layout, rank: int, config: Any = None) -> Iterator[Any]:
         config = VllmConfig()
         # All that single layers ask of it.
         config.model_config = SimpleNamespace(dtype=torch.bfloat16, model="none", is_moe=True)
+    replica = rank // layout.replica_size
+    config.parallel_config.data_parallel_rank = replica
+    config.parallel_config.data_parallel_rank_local = replica
     world_size = layout.world_size
-    os.environ["LOCAL_RANK"] = str(rank)
+    within = rank % layout.replica_size
+    local_rank = rank if local_rank is None else local_rank
     dist.init_process_group(backend="fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
         with set_current_vllm_config(config):
             parallel_state.init_distributed_environment(
-                world_size, rank, "tcp://127.0.0.1:1", rank, backend="fake"
+                layout.replica_size, within, "tcp://127.0.0.1:1", local_rank, backend="fake"
             )
             parallel_state.initialize_model_parallel(layout.tensor, layout.pipeline)
             yield config
@@ -100,3 +117,25 @@ def rank_of(layout: Layout, rank: int, config: Any = None) -> Iterator[Any]:
         parallel_state.destroy_distributed_environment()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def place_of(rank: int, local_rank: int, nodes: int = 1, **layout: int) -> dict[str, Any]:
+    """How the adapter understands where a rank stands: the fields of its `RankPlace`."""
+    from dataclasses import asdict
+
+    from vllm.config import ParallelConfig, VllmConfig
+
+    from fastload_vllm.port import rank_place
+
+    sizes = Layout(**layout)
+    config = VllmConfig(
+        parallel_config=ParallelConfig(
+            tensor_parallel_size=sizes.tensor,
+            data_parallel_size=sizes.data,
+            data_parallel_size_local=sizes.data,
+            nnodes=nodes,
+            distributed_executor_backend="mp",
+        )
+    )
+    with rank_of(sizes, rank, config, local_rank):
+        return asdict(rank_place())

@@ -77,12 +77,21 @@ def test_t12_each_placement(engine: EngineProcess, form: str, placement: str) ->
         assert row["needed_bytes"] * 4 == row["model_bytes"]
 
 
+@pytest.mark.parametrize("spread", [False, True])
+def test_t12_replicas_share_the_experts(engine: EngineProcess, spread: bool) -> None:
+    """Two replicas of two ranks: each has the attention alone, and a quarter of the experts."""
+    rows = load(engine, "split", experts=16, tensor=2, data=2, spread=spread)
+    assert len({row["digest"] for row in rows}) == 4
+    for row in rows:
+        assert row["needed_bytes"] * 4 == row["model_bytes"]
+
+
 def test_t12_redundant_experts_are_filled(engine: EngineProcess) -> None:
     """With load balancing a rank has slots for copies of experts that others have too."""
     rows = load(engine, "split", experts=16, tensor=4, spread=True, redundant=4)
     slots = [row["slots"] for row in rows]
     assert [len(found) for found in slots] == [5, 5, 5, 5]
-    assert sorted(sum(slots, [])) == sorted([*range(16), 0, 1, 2, 3])
+    assert sorted(slot for found in slots for slot in found) == sorted([*range(16), 0, 1, 2, 3])
     for row in rows:
         # The five experts of its slots, and nothing else.
         assert row["needed_bytes"] == row["model_bytes"] * 5 // 16
