@@ -41,7 +41,7 @@ class Ledger:
         self._resolver = resolver
         self._transfers: list[Transfer] = []
         self._done_count = 0
-        self._exposed: dict[int, torch.Tensor] = {}
+        self._exposed: set[int] = set()
         self.pending = PendingWrites()
         self.recorded_count = 0
         self.settled_count = 0
@@ -65,7 +65,7 @@ class Ledger:
     def close(self) -> None:
         """Forget everything; nothing is recorded any more."""
         self._transfers = []
-        self._exposed = {}
+        self._exposed = set()
         self.pending = PendingWrites()
 
     def expose(self, tensor: torch.Tensor) -> None:
@@ -74,8 +74,9 @@ class Ledger:
         Whoever has an address (numpy, a kernel) reads and writes there unseen.
         """
         self.settle(self.pending.in_storage(tensor))
-        # Kept alive, so that its key stays its own.
-        self._exposed[storage_key(tensor)] = tensor.detach()
+        # Not kept alive: a loader may look at the values of all tensors, one after the other. Other
+        # memory may get the key later; what is copied there is then done at once for nothing.
+        self._exposed.add(storage_key(tensor))
 
     def touched_by(self, args: Any, kwargs: dict[str, Any]) -> bool:
         """Whether an operation reads or writes memory that is still to be filled."""

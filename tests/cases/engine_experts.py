@@ -183,12 +183,11 @@ def packed_experts(experts: int, tensor: int) -> list[dict[str, Any]]:
     found = []
     for rank in range(tensor):
         with _placed(Layout(tensor=tensor, experts=True), rank, "linear"), without_kernels():
-            config = _packed_config()
-            found.append(
-                compare_layers(
-                    lambda config=config: Experts(experts, quant_config=config), {"a": tensors}
-                )
-            )
+
+            def build() -> Experts:
+                return Experts(experts, quant_config=_packed_config())
+
+            found.append(compare_layers(build, {"a": tensors}))
     return found
 
 

@@ -48,7 +48,8 @@ class Layers(torch.nn.Module):
             layer, parameter, *shard = name.split(".")
             param = self.get_submodule(layer).get_parameter(parameter)
             given = [int(part) if part.isdigit() else part for part in shard]
-            param.weight_loader(param, tensor, *given)  # type: ignore[operator]
+            load_weight: Any = param.weight_loader  # type: ignore[attr-defined]
+            load_weight(param, tensor, *given)
 
 
 def compare_layers(build: Callable[[], Any], files: Files, **settings: Any) -> dict[str, Any]:

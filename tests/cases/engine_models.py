@@ -76,7 +76,7 @@ def numbered_bytes(model: torch.nn.Module) -> int:
         if tensor.dtype == torch.float32:
             flat = tensor.detach().flatten()
             found.append(flat[(flat >= FIRST_NUMBER) & (flat < _LAST_NUMBER)])
-    return int(torch.cat(found).unique().numel()) * 4
+    return len(set(torch.cat(found).tolist())) * 4
 
 
 def compare(

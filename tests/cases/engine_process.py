@@ -39,6 +39,8 @@ class EngineProcess:
             "FASTLOAD_CACHE_DIR": str(directory / "cache"),
             "FASTLOAD_REPORT": str(self._report),
             "FASTLOAD_PROGRESS": "off",
+            # Each rank of a case is alone in its process: there is nobody to share with.
+            "FASTLOAD_EXCHANGE": "off",
             "PYTHONPATH": str(ROOT),
             **environ,
         }

@@ -119,7 +119,9 @@ def rank_of(
             dist.destroy_process_group()
 
 
-def place_of(rank: int, local_rank: int, nodes: int = 1, **layout: int) -> dict[str, Any]:
+def place_of(
+    rank: int, local_rank: int, nodes: int = 1, tensor: int = 1, data: int = 1
+) -> dict[str, Any]:
     """How the adapter understands where a rank stands: the fields of its `RankPlace`."""
     from dataclasses import asdict
 
@@ -127,7 +129,7 @@ def place_of(rank: int, local_rank: int, nodes: int = 1, **layout: int) -> dict[
 
     from fastload_vllm.port import rank_place
 
-    sizes = Layout(**layout)
+    sizes = Layout(tensor=tensor, data=data)
     config = VllmConfig(
         parallel_config=ParallelConfig(
             tensor_parallel_size=sizes.tensor,

@@ -38,7 +38,7 @@ def qkv_heads(heads: int, kv_heads: int, tensor: int, head_size: int = 4) -> lis
             row = compare_layers(build, files)
             layer = build()
             layer.load_weights(item for file in files.values() for item in file.items())
-            kv_rows = layer.get_submodule("qkv").weight[-2 * head_size :]
+            kv_rows = layer.get_parameter("qkv.weight")[-2 * head_size :]
             found.append(row | {"kv": kv_rows.flatten().tolist()})
     return found
 

@@ -21,7 +21,7 @@ FORMS = ("split", "pairs", "fused", "transposed")
 
 
 def load(engine: EngineProcess, form: str, **more: Any) -> list[dict[str, Any]]:
-    arguments = {"form": form, "experts": 8, "tensor": 2, "spread": False} | more
+    arguments: dict[str, Any] = {"form": form, "experts": 8, "tensor": 2, "spread": False} | more
     rows: list[dict[str, Any]] = engine.call("engine_experts:load_experts", **arguments)
     for row in rows:
         assert row["different"] == []

@@ -46,7 +46,8 @@ def compare(
 
 def held_and_needed(row: dict[str, Any]) -> bool:
     needed: int = row["report"]["needed_bytes"]
-    return needed == row["held_bytes"] > 0
+    held: int = row["held_bytes"]
+    return needed == held > 0
 
 
 F32 = {"dtype": "float32"}

@@ -26,7 +26,8 @@ def is_exact(row: dict[str, Any]) -> bool:
     assert row["settled_reads"] == 0
     needed: int = row["needed_bytes"]
     assert needed <= row["fetched_bytes"]
-    return needed == row["held_bytes"]
+    held: int = row["held_bytes"]
+    return needed == held
 
 
 # T01

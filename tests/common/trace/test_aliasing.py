@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from fastload_common.errors import TraceError
+from fastload_common.trace.lazy_tensor import LazyTensor
 from tests.common.trace.harness import MemoryCheckpoint, arange, check, zeros
 
 Tensors = dict[str, torch.Tensor]
@@ -191,3 +193,26 @@ def test_another_shape_or_memory_in_place_is_refused(
 
     with pytest.raises(TraceError):
         MemoryCheckpoint({"w": arange(8, 4)}).run(body)
+
+
+def test_tensors_whose_address_was_taken_are_given_up() -> None:
+    """A loader that looks at all values, one tensor after the other, holds one at a time."""
+    seen: list[StorageWeakRef] = []
+    most = 0
+
+    def body(loaded: dict[str, torch.Tensor], params: dict[str, torch.Tensor]) -> None:
+        nonlocal most
+        total = 0.0
+        while loaded:
+            _, tensor = loaded.popitem()
+            total += float(tensor.numpy().sum()) + float(sum(tensor.tolist()))
+            if isinstance(tensor, LazyTensor):
+                assert tensor.node.real is not None
+                seen.append(StorageWeakRef(tensor.node.real.untyped_storage()))
+                most = max(most, sum(not memory.expired() for memory in seen))
+        params["sum"].fill_(total)
+
+    check({str(k): arange(8, start=k) for k in range(5)}, {"sum": zeros(1)}, body)
+    assert len(seen) == 5
+    # The one in hand, and the last one.
+    assert most <= 2
