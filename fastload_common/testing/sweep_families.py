@@ -40,7 +40,7 @@ EXTRA: dict[str, dict[str, Any]] = {
     },
     "EmbeddingGemma2Model": {"config": {"text_config": _GEMMA4_TEXT}},
     "FalconForCausalLM": {"config": {"ffn_hidden_size": 512}},
-    "FalconH1ForCausalLM": {"config": {"mamba_d_head": 32, "mamba_n_groups": 2}},
+    "FalconH1ForCausalLM": {"config": {"mamba_d_head": 32, "mamba_n_groups": 4}},
     "FalconMambaForCausalLM": {"config": {"intermediate_size": 256}},
     "MambaForCausalLM": {"config": {"intermediate_size": 256}},
     "Mamba2ForCausalLM": {"config": {"num_heads": 8}},
@@ -58,7 +58,7 @@ EXTRA: dict[str, dict[str, Any]] = {
     "Glm4MoeLiteForCausalLM": {"config": {"first_k_dense_replace": 1, "num_key_value_heads": 4}},
     "Glm5NextForConditionalGeneration": {"config": {"text_config": {"num_key_value_heads": 4}}},
     "GPTJForCausalLM": {"config": {"rotary_dim": 16}},
-    "GptOssForCausalLM": {"config": {"intermediate_size": 256}},
+    "GptOssForCausalLM": {"config": {"intermediate_size": 256, "num_key_value_heads": 4}},
     "HYV3ForCausalLM": {
         "config": {
             "first_k_dense_replace": 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ class Layout:
     """Of the engine, as its command line names them."""
     needs: str = ""
     """``moe`` or ``pipeline``: only for models that have it."""
+    named: bool = False
+    """Only for cases that name it."""
 
 
 LAYOUTS: dict[str, Layout] = {
@@ -27,6 +30,24 @@ LAYOUTS: dict[str, Layout] = {
     "tp2": Layout(2, {"tensor_parallel_size": 2}),
     "pp2": Layout(2, {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}, "pipeline"),
     "ep2": Layout(2, {"tensor_parallel_size": 2, "enable_expert_parallel": True}, "moe"),
+    "eplb2": Layout(
+        2,
+        {
+            "tensor_parallel_size": 2,
+            "enable_expert_parallel": True,
+            "enable_eplb": True,
+            "eplb_config": {"num_redundant_experts": 2, "window_size": 4, "step_interval": 4},
+        },
+        "moe",
+        named=True,
+    ),
+    "dp2": Layout(2, {"tensor_parallel_size": 1, "data_parallel_size": 2}, named=True),
+    "dp2ep": Layout(
+        2,
+        {"tensor_parallel_size": 1, "data_parallel_size": 2, "enable_expert_parallel": True},
+        "moe",
+        named=True,
+    ),
     "tp4": Layout(4, {"tensor_parallel_size": 4}),
     "ep4": Layout(4, {"tensor_parallel_size": 4, "enable_expert_parallel": True}, "moe"),
     "tp2pp2": Layout(4, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "pipeline"),
@@ -61,7 +82,7 @@ def layouts_of(case: Case, first: Result | None, chosen: list[str]) -> Iterator[
         return
     for name in chosen:
         needs = LAYOUTS[name].needs
-        if case.layouts is not None and name not in case.layouts:
+        if name not in case.layouts if case.layouts is not None else LAYOUTS[name].named:
             continue
         if not needs or getattr(first, needs):
             yield name
@@ -74,7 +95,7 @@ def _engine(name: str, pooling: Set[str]) -> dict[str, Any]:
 
 def all_cases() -> list[Case]:
     """Every architecture of the engine's registry, then what else is listed here."""
-    return [*architectures(), *quantized_cases()]
+    return [*architectures(), *quantized_cases(), *layout_cases()]
 
 
 def architectures() -> list[Case]:
@@ -112,4 +133,79 @@ def quantized_cases() -> list[Case]:
         )
         for name, form in FORMATS.items()
         for architecture, config in QUANTIZED_MODELS.items()
+    ]
+
+
+def layout_cases() -> list[Case]:
+    """Ways of dividing a model that no architecture has by itself."""
+
+    def case(name: str, architecture: str, layouts: str, engine: Any = None, **config: Any) -> Case:
+        return Case(
+            name,
+            architecture,
+            kind="layout",
+            config=config,
+            engine=engine or {},
+            layouts=tuple(layouts.split()),
+        )
+
+    round_robin = {"expert_placement_strategy": "round_robin"}
+    return [
+        case("one kv head", "LlamaForCausalLM", "tp2 tp4 pp2", num_key_value_heads=1),
+        case("tied embeddings", "Qwen3ForCausalLM", "tp2 tp4 pp2", tie_word_embeddings=True),
+        case("round-robin experts", "DeepseekV3ForCausalLM", "ep2 ep4", round_robin, n_group=2),
+        case("redundant experts of Qwen3", "Qwen3MoeForCausalLM", "eplb2"),
+        case("redundant experts of DeepSeek", "DeepseekV3ForCausalLM", "eplb2"),
+        case("redundant experts of GPT-OSS", "GptOssForCausalLM", "eplb2"),
+        case("data-parallel DeepSeek", "DeepseekV3ForCausalLM", "dp2 dp2ep"),
+        case("data-parallel Qwen3", "Qwen3MoeForCausalLM", "dp2 dp2ep"),
+        case("data-parallel GPT-OSS", "GptOssForCausalLM", "dp2 dp2ep"),
+        case("data-parallel Llama4", "Llama4ForCausalLM", "dp2 dp2ep"),
+    ]
+
+
+SUBSET: dict[str, str] = {
+    # One for each way in which a loader puts a model together.
+    "LlamaForCausalLM": "tp2 pp2 tp4",  # fused projections, fewer kv heads than 4 ranks
+    "Qwen3MoeForCausalLM": "tp2 ep2 pp2 tp4 ep4",  # experts one by one
+    "GptOssForCausalLM": "tp2 ep2 ep4",  # experts in one tensor, biases
+    "Llama4ForConditionalGeneration": "tp2 ep2",  # experts in one tensor, transposed; a tower
+    "DeepseekV3ForCausalLM": "tp2 ep2 tp2pp2",  # latent attention, shared experts
+    "Mamba2ForCausalLM": "tp2 tp4",  # state space; a parameter is read after it is written
+    "JambaForCausalLM": "tp2",  # attention, state space and experts
+    "Qwen3NextForCausalLM": "tp2",  # linear attention
+    "FalconForCausalLM": "tp2",  # fused in the checkpoint, in an order of its own
+    "BloomForCausalLM": "tp2",
+    "GPT2LMHeadModel": "tp2",  # transposed in the checkpoint
+    "Phi3ForCausalLM": "tp2",  # fused in the checkpoint
+    "Gemma3ForConditionalGeneration": "tp2",  # tied embeddings, norms plus one, a tower
+    "OPTForCausalLM": "tp2",
+    "Qwen2_5_VLForConditionalGeneration": "tp2",
+    "WhisperForConditionalGeneration": "tp2",  # encoder and decoder
+    "BertModel": "tp2",
+    "CLIPModel": "tp2",
+    "LlamaModel": "tp2",  # embedding
+    "BertForSequenceClassification": "tp2",
+    "fp8-per-tensor Llama": "tp2",
+    "fp8-per-block DeepseekV3": "tp2",
+    "ct-int8 Llama": "tp2",
+    "ct-int4 Qwen3Moe": "tp2 ep2",
+    "ct-nvfp4 Qwen3Moe": "tp2",
+    "awq Llama": "tp2",
+    "gptq-4bit Qwen3Moe": "tp2",
+    "modelopt-nvfp4 Llama": "tp2",
+    "round-robin experts": "ep2",
+    "redundant experts of Qwen3": "eplb2",
+    "data-parallel DeepSeek": "dp2ep",
+    "tied embeddings": "tp2 pp2",
+    "one kv head": "tp2",
+}
+"""Names of the cases of every test run -> the layouts beside `tp1`."""
+
+
+def subset() -> list[Case]:
+    cases = {case.name: case for case in all_cases()}
+    return [
+        dataclasses.replace(cases[name], layouts=tuple(layouts.split()))
+        for name, layouts in SUBSET.items()
     ]

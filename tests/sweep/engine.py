@@ -32,6 +32,7 @@ class Loaded:
     raw: dict[str, Digest] = field(default_factory=dict)
     final: dict[str, Digest] = field(default_factory=dict)
     untouched: list[str] = field(default_factory=list)
+    own_bytes: int = 0  # of this rank's parameters
     refused: str | None = None  # why the engine could not post-process on this machine
     moe: bool = False
     pipeline: bool = False
@@ -42,6 +43,7 @@ class Loaded:
             "tensors": len(self.raw) + len(self.final),
             "untouched": self.untouched[:8],
             "untouched_count": len(self.untouched),
+            "own_bytes": self.own_bytes,
             "refused": self.refused,
             "moe": self.moe,
             "pipeline": self.pipeline,
@@ -100,7 +102,8 @@ class Engine:
         }
         if layout.get("data_parallel_size", 1) > 1:
             arguments["data_parallel_rank"] = self.rank
-        return EngineArgs(**arguments).create_engine_config()
+        with kernels.balancing(layout.get("enable_eplb", False)):
+            return EngineArgs(**arguments).create_engine_config()
 
     def arrange(self, layout: dict[str, Any]) -> None:
         """Make the process groups of a layout, unless they are there."""
@@ -127,6 +130,7 @@ class Engine:
 
         self.arrange(command["layout"])
         config = self.config(command, "dummy")
+        _forget_models()
         torch.manual_seed(0)
         with set_current_vllm_config(config), set_default_torch_dtype(config.model_config.dtype):
             model = initialize_model(config)
@@ -140,6 +144,7 @@ class Engine:
         self.arrange(command["layout"])
         config = self.config(command, load_format)
         loaded = Loaded()
+        _forget_models()
         self._report.unlink(missing_ok=True)
         torch.manual_seed(0)
         with set_current_vllm_config(config), _watched(loaded):
@@ -157,6 +162,13 @@ class Engine:
             [line] = self._report.read_text().splitlines()
             loaded.report = json.loads(line)
         return loaded
+
+
+def _forget_models() -> None:
+    """The engine remembers by `id` which layers a model lacks; here one follows another."""
+    from vllm.model_executor.models import utils
+
+    utils._model_to_pp_missing_layer_names.clear()
 
 
 def _inspect_in_this_process() -> None:
@@ -188,6 +200,7 @@ class _watched:  # noqa: N801
     def _process(self, model: Any, *arguments: Any) -> None:
         for name, tensor in tensors_of(model):
             self._loaded.raw[name] = digest(tensor)
+            self._loaded.own_bytes += tensor.nbytes if isinstance(tensor, torch.nn.Parameter) else 0
             if is_untouched(tensor):
                 self._loaded.untouched.append(name)
         try:

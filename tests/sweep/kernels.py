@@ -7,10 +7,11 @@ nothing, and whose post-processing says so. What the engine can do itself, it do
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _LINEAR = "vllm.model_executor.kernels.linear"
@@ -43,6 +44,16 @@ class AbsentKernelError(NotImplementedError):
     """The engine has no kernel for this layer on this machine."""
 
 
+class _Nothing:
+    """Neither true nor of use: what an absent kernel says to any question."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __call__(self, *arguments: Any, **named: Any) -> None:
+        return None
+
+
 class AbsentKernel:
     """Computes nothing."""
 
@@ -55,7 +66,7 @@ class AbsentKernel:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return False
+        return _Nothing()
 
     @classmethod
     def is_supported_config(cls, *arguments: Any, **named: Any) -> tuple[bool, None]:
@@ -73,6 +84,7 @@ def stand_in() -> None:
         members = getattr(module, kind)
         backend = getattr(members, member, None) or next(iter(members))
         _replace(module, name, (backend, AbsentKernel))
+    _marlin()
     _dense_attention()
 
 
@@ -95,6 +107,13 @@ def _everywhere(name: str, original: Callable[..., Any], new: Callable[..., Any]
             setattr(module, name, new)
 
 
+def _marlin() -> None:
+    """GPTQ asks early whether one kernel of another machine supports the format."""
+    marlin = importlib.import_module("vllm.model_executor.layers.quantization.utils.marlin_utils")
+    importlib.import_module("vllm.model_executor.layers.quantization.auto_gptq")
+    _replace(marlin, "verify_marlin_supported", None)
+
+
 def _dense_attention() -> None:
     """Let models with sparse attention have the backend for dense attention."""
     from vllm.platforms import current_platform
@@ -110,3 +129,20 @@ def _dense_attention() -> None:
         )
 
     kind.get_attn_backend_cls = classmethod(choose)
+
+
+@contextlib.contextmanager
+def balancing(wanted: bool) -> Iterator[None]:
+    """Let a configuration have redundant experts, which the engine balances on GPUs only."""
+    if not wanted:
+        yield
+        return
+    from vllm.platforms import current_platform
+
+    kind = type(current_platform)
+    original = kind.is_xpu
+    kind.is_xpu = lambda self: True
+    try:
+        yield
+    finally:
+        kind.is_xpu = original

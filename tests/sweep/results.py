@@ -34,6 +34,7 @@ class Result:
     unprocessed: str = ""  # why the engine could not post-process here
     eager: str = ""
     needed: list[float] = field(default_factory=list)  # share of the model's bytes, rank by rank
+    per_own: float = 0.0  # the most bytes that a rank needed, for each of its parameters' bytes
 
     def fail(self, outcome: str, reason: str) -> None:
         self.outcome, self.reason = outcome, " ".join(reason.split())[:240]
@@ -41,12 +42,20 @@ class Result:
     def take_default(self, answers: list[dict[str, Any]]) -> None:
         self.tensors = sum(answer["tensors"] for answer in answers)
         self.untouched = sum(answer["untouched_count"] for answer in answers)
+        self._own_bytes = [answer["own_bytes"] for answer in answers]
         self.moe, self.pipeline = answers[0]["moe"], answers[0]["pipeline"]
         self.unprocessed = answers[0]["refused"] or ""
 
     def take_fastload(self, answers: list[dict[str, Any]]) -> None:
         self.different = sum(answer["different_count"] for answer in answers)
         reports = [answer["report"] for answer in answers]
+        self.per_own = round(
+            max(
+                report["needed_bytes"] / max(1, own)
+                for report, own in zip(reports, self._own_bytes, strict=True)
+            ),
+            3,
+        )
         self.eager = reports[0]["eager_reason"] or ""
         self.needed = [
             round(report["needed_bytes"] / max(1, report["model_bytes"]), 4) for report in reports
@@ -62,7 +71,8 @@ class Result:
         if self.untouched:
             words.append(f"({self.untouched} untouched)")
         if self.needed:
-            words.append("needed " + " ".join(f"{share:.2f}" for share in self.needed))
+            shares = " ".join(f"{share:.2f}" for share in self.needed)
+            words.append(f"needed {shares} ({self.per_own:.2f} of its own)")
         words += [text for text in (self.reason, self.unprocessed, self.eager) if text]
         return "  ".join(words)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.sweep.cases import LAYOUTS, Case, all_cases, layouts_of
+from tests.sweep.cases import LAYOUTS, Case, all_cases, layouts_of, subset
 from tests.sweep.ranks import Ranks, RanksLostError
 from tests.sweep.results import Result, Results, page, summary
 
@@ -121,6 +121,7 @@ def _all(answers: list[dict[str, Any]], outcome: str) -> list[dict[str, Any]]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="only cases whose name begins so (default: all)")
+    parser.add_argument("--subset", action="store_true", help="what every test run does")
     parser.add_argument("--layouts", default=",".join(LAYOUTS), help="default: %(default)s")
     parser.add_argument("--directory", type=Path, help="for models, logs and results; kept")
     parser.add_argument("--page", type=Path, help="write the results to this Markdown file")
@@ -128,8 +129,9 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def chosen(names: list[str]) -> Iterator[Case]:
-    for case in all_cases():
+def chosen(options: argparse.Namespace) -> Iterator[Case]:
+    names = options.names
+    for case in subset() if options.subset else all_cases():
         if not names or any(case.name.startswith(name) for name in names):
             yield case
 
@@ -140,7 +142,7 @@ def main() -> int:
         directory: Path = options.directory or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
         results = Results(directory / "results.jsonl", again=options.again)
-        cases = list(chosen(options.names))
+        cases = list(chosen(options))
         sweep(cases, ["tp1", *options.layouts.split(",")], directory, results)
         text, bad = summary(results, cases)
         print(text)
