@@ -214,6 +214,8 @@ class Run:
             try:
                 return self._results.get(timeout=0 if self.is_late() else poll_s)
             except queue.Empty:
+                if self._failures:
+                    return None  # whoever closed this from another thread took its wake-up away
                 if self.is_late():
                     self.fail(self.deadline_error())
                     return None

@@ -20,14 +20,30 @@ def tensors() -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, torch.Tensor]) -> Path:
+def large_tensors() -> dict[str, torch.Tensor]:
+    """11 MiB: more than the slots of the tests hold."""
+    return make_tensors(layers=3, width=512)
+
+
+def save(directory: Path, tensors: dict[str, torch.Tensor]) -> Path:
     """Two shards in a directory."""
-    directory = tmp_path_factory.mktemp("checkpoint")
     names = sorted(tensors)
     for number in (1, 2):
         part = {name: tensors[name] for name in names[number - 1 :: 2]}
         save_file(part, directory / f"model-0000{number}-of-00002.safetensors")
     return directory
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, torch.Tensor]) -> Path:
+    return save(tmp_path_factory.mktemp("checkpoint"), tensors)
+
+
+@pytest.fixture(scope="session")
+def large_checkpoint(
+    tmp_path_factory: pytest.TempPathFactory, large_tensors: dict[str, torch.Tensor]
+) -> Path:
+    return save(tmp_path_factory.mktemp("large"), large_tensors)
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,12 @@ standard output:
 
     {"size": 2, "uri": "...", "directory": "...", "settings": {...},
      "rank_settings": {"1": {...}}, "environ": {...}, "slow": {"1": 0.01},
-     "signal": {"1": [9, 0.2]}, "eager": [1], "fail": {"1": "layers.0.norm"}, "limit_s": 60}
+     "signal": {"1": [9, 0.2]}, "stop_in_trace": [1], "eager": [1],
+     "fail": {"1": "layers.0.norm"}, "limit_s": 60}
 
-``signal`` sends a signal to a rank so many seconds after it began to trace (stopped ranks are
-continued 2 s later); ``slow`` lets a rank sleep before it gives back each chunk.
+``signal`` sends a signal to a rank so many seconds after the first one began to trace (stopped
+ranks are continued 2 s later); ``stop_in_trace`` lets a rank do nothing any more in its trace;
+``slow`` lets a rank sleep before it gives back each chunk.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     for rank, row in ended.items():
         path = directory / f"result.{rank}"
         row["result"] = json.loads(path.read_text()) if path.exists() else None
-        row["after_s"] = None if hit_s is None else row["ended_s"] - hit_s
+        row["hit_s"] = hit_s
     return {"ranks": [ended[k] for k in range(job["size"])], "hit": hit_s is not None}
 
 
@@ -125,6 +127,8 @@ def _load(rank: int, job: dict[str, Any], directory: Path) -> dict[str, Any]:
 
     def consume(weights: Any) -> Any:
         began.touch()
+        if rank in job.get("stop_in_trace", []):
+            time.sleep(60)
         return model.load_weights(weights)
 
     try:
@@ -133,10 +137,12 @@ def _load(rank: int, job: dict[str, Any], directory: Path) -> dict[str, Any]:
             session.load(None, consume, eager_reason=eager)
     except BaseException as caught:
         error = caught
+    failed_s = time.monotonic()
     faults = None if error is not None else model.faults(_truth(job["truth"]))
     return {
         "error": None if error is None else f"{type(error).__name__}: {error}",
         "faults": faults,
+        "failed_s": failed_s,
         "report": session.report.as_dict(),
         "threads": sorted(_threads()),
         "descriptors": _descriptors(),
