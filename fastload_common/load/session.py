@@ -207,7 +207,8 @@ class LoadSession:
             report.model_bytes,
             remote=any(not is_file_uri(source.root) for source in opened),
         )
-        self._batch_bytes = sizes.slots * sizes.chunk_bytes
+        # The tensors of a batch stand beside the staging memory that brings them.
+        self._batch_bytes = sizes.slots * sizes.chunk_bytes // 2
         arena = Arena(sizes.chunk_bytes, sizes.slots)
         self._stack.callback(arena.close)
         self._arena = arena
@@ -362,10 +363,11 @@ class LoadSession:
     ) -> Iterator[tuple[str, torch.Tensor]]:
         self._check_others()
         values = self._executor.read_whole([recorder.lazy(entry) for _, entry in batch])
-        for (name, entry), value in zip(batch, values, strict=True):
+        values.reverse()
+        for name, entry in batch:
             self._current = entry
             self.report.tensors += 1
-            yield name, value
+            yield name, values.pop()  # nobody else holds it
 
     def _check_others(self) -> None:
         """Another rank's failure ends this load at its next step."""
