@@ -10,9 +10,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from fastload_common.plan.geometry import View, contiguous_strides, dense_strides_like, ordered
 from fastload_common.trace.lazy_tensor import LazyTensor
 from fastload_common.trace.nodes import Call, ExprNode, Owner
-from fastload_common.trace.views import meta_like
+from fastload_common.trace.views import FAST_VIEWS, meta_like
 
-__all__ = ["fast_copy", "make_expression"]
+__all__ = ["fast_copy", "fast_pick", "make_expression"]
 
 aten = torch.ops.aten
 
@@ -60,6 +60,48 @@ def fast_copy(recorder: Owner, func: Any, args: Any, kwargs: dict[str, Any]) -> 
         out_strides,
         device or source.device,
         copy_of=source,
+    )
+
+
+def fast_pick(recorder: Owner, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """``w[[4, 5, 6, 7]]`` and `index_select`: a copy of a slice, if the numbers follow each other.
+
+    Loaders take a rank's experts so. Returns None for other operations and other numbers.
+    """
+    if func is aten.index.Tensor and not kwargs:
+        source, indices = args
+        given = [dim for dim, index in enumerate(indices) if index is not None]
+        if len(given) != 1:
+            return None
+        [dim] = given
+        index = indices[dim]
+    elif func is aten.index_select.default and not kwargs:
+        source, dim, index = args
+    else:
+        return None
+    if type(source) is not LazyTensor or type(index) is LazyTensor or index.ndim != 1:
+        return None
+    if index.dtype not in (torch.int64, torch.int32) or index.device.type != "cpu":
+        return None
+    numbers = index.tolist()
+    step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
+    if not numbers or numbers[0] < 0 or step < 1 or numbers[-1] >= source.shape[dim]:
+        return None
+    if numbers != list(range(numbers[0], numbers[-1] + 1, step)):
+        return None
+    kept = FAST_VIEWS[aten.slice.Tensor](source, dim, numbers[0], numbers[-1] + 1, step)
+    if kept is None:
+        return None
+    foretold = func(*tree_map_only(torch.Tensor, _to_meta, args))
+    return _wrap(
+        recorder,
+        Call(aten.clone.default, (kept,), {}),
+        0,
+        source.dtype,
+        tuple(foretold.shape),
+        _foretold_strides(foretold),
+        source.device,
+        copy_of=kept,
     )
 
 

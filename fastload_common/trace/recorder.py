@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from fastload_common.checkpoint.records import TensorEntry
 from fastload_common.errors import TraceError
 from fastload_common.trace.dtypes import torch_layout
-from fastload_common.trace.expressions import fast_copy, make_expression
+from fastload_common.trace.expressions import fast_copy, fast_pick, make_expression
 from fastload_common.trace.lazy_tensor import LazyTensor
 from fastload_common.trace.ledger import Ledger, Resolver, flat_arguments
 from fastload_common.trace.misfit import misfit
@@ -170,6 +170,8 @@ class Recorder:
         if not any(type(value) is LazyTensor for value in flat_arguments(args, kwargs)):
             return None  # whatever was pending is done now
         made = fast_copy(self, func, args, kwargs)
+        if made is None:
+            made = fast_pick(self, func, args, kwargs)
         return make_expression(self, func, args, kwargs) if made is None else made
 
     def _with_pending(self, value: torch.Tensor) -> torch.Tensor:

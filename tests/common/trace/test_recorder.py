@@ -36,6 +36,20 @@ def test_slices_of_a_reordered_copy_are_read_as_slices() -> None:
     assert done.plan.needed_bytes == 16 * 16 * 4
 
 
+def test_of_rows_that_are_picked_by_number_only_those_are_read() -> None:
+    """Llama 4 takes a rank's experts of a fused tensor so."""
+
+    def body(loaded: dict[str, torch.Tensor], params: dict[str, torch.Tensor]) -> None:
+        mine = (torch.tensor([-1, -1, 0, 1]) != -1).nonzero().flatten()
+        halves = loaded["w"].transpose(-1, -2).chunk(2, dim=-2)
+        params["p"].copy_(halves[1][mine])
+        loaded["w"].zero_()
+
+    done = check({"w": arange(4, 6, 8)}, {"p": zeros(2, 4, 6)}, body, chunk_bytes=1 << 20)
+    assert done.requests_while_tracing == 0
+    assert done.plan.needed_bytes == 2 * 4 * 6 * 4
+
+
 def test_nothing_is_read_while_tracing() -> None:
     def body(loaded: dict[str, torch.Tensor], params: dict[str, torch.Tensor]) -> None:
         params["p"][:4].copy_(loaded["w"].narrow(0, 0, 4))
