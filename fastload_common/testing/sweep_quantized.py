@@ -173,6 +173,13 @@ def _nvfp4(random: _Random, rows: int, columns: int) -> Tensors:
     }
 
 
+def _mxfp4_packed(random: _Random, rows: int, columns: int) -> Tensors:
+    return {
+        "weight_packed": random.bits(rows, columns // 2, dtype="uint8"),
+        "weight_scale": random.bits(rows, columns // 32, dtype="uint8"),
+    }
+
+
 def _mxfp8(random: _Random, rows: int, columns: int) -> Tensors:
     scales = random.bits(rows, columns // 32, dtype="uint8")
     return _fp8(random, rows, columns) | {"weight_scale": scales}
@@ -315,6 +322,26 @@ FORMATS: dict[str, Format] = {
             },
         ),
         "ignore",
+    ),
+    "ct-mxfp4": Format(
+        _mxfp4_packed,
+        _compressed("mxfp4-pack-quantized", _weights("float", 4, "group", group_size=32)),
+        "ignore",
+    ),
+    "fbgemm-fp8": Format(
+        _fp8_per_channel, {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
+    ),
+    "auto-round": Format(
+        _gptq(4, order=False),
+        {
+            "quant_method": "auto-round",
+            "bits": 4,
+            "group_size": GROUP,
+            "sym": True,
+            "data_type": "int",
+            "packing_format": "auto_round:auto_gptq",
+        },
+        engine=_HALF,
     ),
     "modelopt-nvfp4": Format(
         _nvfp4,

@@ -48,7 +48,8 @@ def test_make_test_runs_everything_in_both_environments() -> None:
 
 @needs_make
 @pytest.mark.parametrize(
-    "target", ["venv", "venv-vllm", "demo", "storm", "exchange-storm", "bench", "docs", "clean"]
+    "target",
+    ["venv", "venv-vllm", "demo", "storm", "exchange-storm", "sweep", "bench", "docs", "clean"],
 )
 def test_every_target_can_be_planned(target: str) -> None:
     done = run("make", "-n", target)
