@@ -1,0 +1,75 @@
+"""What `register` does inside a process of SGLang."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any
+
+from fastload_common.engine.console import (
+    join_engine_log,
+    leave_out_own_stacks,
+    show_own_errors_plainly,
+)
+from fastload_common.engine.names import LOAD_FORMAT, missing
+from fastload_common.engine.patch import apply_all
+from fastload_common.engine.unsupported import refuse
+from fastload_common.engine.when_imported import when_imported
+from fastload_common.errors import EngineUnsupportedError
+from fastload_sglang import compat
+
+__all__ = ["activate"]
+
+logger = logging.getLogger(__name__)
+
+_LOGS_OF_ENDS = (
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.managers.data_parallel_controller",
+)
+"""Loggers that get the stack of what ended a process of the engine."""
+
+
+def activate() -> None:
+    """Let the load format be chosen, and patch what this process imports, when it does.
+
+    Raises:
+        Nothing where this SGLang is unsupported: it serves all else as if fastload were not
+        installed, and the error comes when load format fastload is asked for.
+    """
+    from fastload_sglang.patches import PATCHES
+
+    join_engine_log(compat.ENGINE)
+    leave_out_own_stacks(compat.ENGINE, map(logging.getLogger, _LOGS_OF_ENDS))
+    show_own_errors_plainly(compat.ENGINE)
+    when_imported(compat.FORMAT_CHOICES.module, _offer_format)
+    for module in dict.fromkeys(patch.target.module for patch in PATCHES):
+        when_imported(module, partial(_patch, module))
+
+
+def _offer_format() -> None:
+    """Where names cannot be added, the command line says that it does not know ours."""
+    try:
+        choices = compat.FORMAT_CHOICES.get()
+    except EngineUnsupportedError as error:
+        logger.warning("fastload: load format %s is off: %s", LOAD_FORMAT, error)
+        return
+    if LOAD_FORMAT not in choices:
+        choices.append(LOAD_FORMAT)
+
+
+def _patch(module: str) -> None:
+    from fastload_sglang.patches import PATCHES
+
+    patches = [patch for patch in PATCHES if patch.target.module == module]
+    faults = missing(compat.CONFIG_NAMES[module])
+    if faults:
+        refuse([patch.target for patch in patches], _asks, faults)
+        return
+    applied = apply_all(patches)
+    if applied:
+        logger.debug("fastload: patches applied: %s", ", ".join(applied))
+
+
+def _asks(arguments: Any, *_: Any, **__: Any) -> bool:
+    """Whether a configuration of loading, or the command line's, names our load format."""
+    return str(getattr(arguments, "load_format", "")).lower() == LOAD_FORMAT
