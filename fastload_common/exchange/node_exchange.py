@@ -323,7 +323,7 @@ class NodeExchange:
         try:
             arena = self._peers.lines[rank].arena
             return self._memories.look(rank, arena, position_bytes, size_bytes)
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             self._accuse(rank, f"its memory cannot be read: {error}")
 
     def _acknowledge(self, rank: int, number: int) -> None:

@@ -185,18 +185,18 @@ class Peers:
                     if is_there():
                         return
                     self.changed.wait(_POLL_S)
-                    ranks = list(whom())
                 now_s = self._clock.monotonic_s()
-                if self._deadline_s is not None and now_s >= self._deadline_s:
-                    raise self._late(what, ranks)
-                if ranks and now_s - said_s >= _PATIENCE_S:
-                    said_s = now_s
-                    _log.warning(
-                        "waiting for %s %s, for %.0f s now",
-                        what,
-                        self._names(ranks),
-                        now_s - began_s,
-                    )
+                is_late = self._deadline_s is not None and now_s >= self._deadline_s
+                if not is_late and now_s - said_s < _PATIENCE_S:
+                    continue
+                said_s = now_s
+                with self.changed:
+                    names = self._names(whom())
+                if is_late:
+                    raise self._late(what, names)
+                if names:
+                    waited_s = now_s - began_s
+                    _log.warning("waiting for %s %s, for %.0f s now", what, names, waited_s)
         finally:
             if counted:
                 self.waited_s += self._clock.monotonic_s() - began_s
@@ -329,12 +329,12 @@ class Peers:
                 os.eventfd_write(self._wake_fd, 1)
 
     def _names(self, ranks: Sequence[int]) -> str:
-        return ", ".join(self.lines[rank].name for rank in ranks) or "nobody"
+        return ", ".join(self.lines[rank].name for rank in ranks)
 
-    def _late(self, what: str, ranks: Sequence[int]) -> DeadlineError:
+    def _late(self, what: str, names: str) -> DeadlineError:
         return DeadlineError(
             f"the load was not finished after {self._limit_s} s: waiting for {what} "
-            f"{self._names(ranks)}",
+            f"{names or 'this rank itself'}",
             hint="raise FASTLOAD_DEADLINE_S, or see why that rank is slow",
         )
 

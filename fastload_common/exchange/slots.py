@@ -13,7 +13,9 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from fastload_common.errors import OutOfBudgetError
 from fastload_common.plan.records import Chunk
+from fastload_common.units import format_size
 
 __all__ = ["Filled", "OwnChunk", "PeerChunk", "PeerMemories", "PeerMemory", "Shared", "read_only"]
 
@@ -146,13 +148,22 @@ class PeerMemories:
             arena: descriptor and size of that memory, as that rank gave them.
 
         Raises:
-            OSError, ValueError: there is none, or no such part.
+            OutOfBudgetError: it cannot be mapped here.
+            ValueError: there is none, or no such part.
         """
         memory = self._mapped.get(rank)
         if memory is None:
             if arena is None:
                 raise ValueError("it was not given")
-            memory = self._mapped[rank] = PeerMemory(*arena)
+            try:
+                memory = self._mapped[rank] = PeerMemory(*arena)
+            except OSError as error:
+                raise OutOfBudgetError(
+                    f"the staging memory of rank {rank} ({format_size(arena[1])}) could not be "
+                    f"mapped: {error.strerror}",
+                    hint="raise the limit on address space (ulimit -v) or lower "
+                    "FASTLOAD_MEMORY_BYTES, or set FASTLOAD_EXCHANGE=off",
+                ) from error
         return memory.at(position_bytes, size_bytes)
 
     def close(self) -> None:

@@ -6,8 +6,8 @@ session for the whole load, and by the recorder for what must be read during the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Protocol
 
 import torch
@@ -22,7 +22,7 @@ from fastload_common.trace.lazy_tensor import LazyTensor
 from fastload_common.trace.nodes import Call, ExprNode, FileNode
 from fastload_common.trace.transfer import Transfer
 
-__all__ = ["Executor", "FilledChunk"]
+__all__ = ["Executor", "FilledChunk", "ended"]
 
 
 class FilledChunk(Protocol):
@@ -278,17 +278,19 @@ class Executor:
                     if not count:
                         self._count_down(waiting)
             index = {id(chunk): k for k, chunk in enumerate(plan.chunks)}
-            for filled in filling:
-                with self._phase("place"):
-                    try:
-                        data = ChunkBytes(filled.data, filled.chunk.byte_range.start)
-                        self._place(data, plan.readers[index[id(filled.chunk)]], owners, missing)
-                        del data
-                    finally:
-                        filled.release()
-                if alone:
-                    self._report.fetched_bytes += filled.chunk.byte_range.size_bytes
-                self.advance(filled.chunk.byte_range.size_bytes)
+            with ended(filling):
+                for filled in filling:
+                    with self._phase("place"):
+                        try:
+                            data = ChunkBytes(filled.data, filled.chunk.byte_range.start)
+                            readers = plan.readers[index[id(filled.chunk)]]
+                            self._place(data, readers, owners, missing)
+                            del data
+                        finally:
+                            filled.release()
+                    if alone:
+                        self._report.fetched_bytes += filled.chunk.byte_range.size_bytes
+                    self.advance(filled.chunk.byte_range.size_bytes)
 
     def _place(
         self,
@@ -314,6 +316,14 @@ class Executor:
         job.complete()
         for transfer in job.transfers:
             transfer.done = True
+
+
+def ended(filling: Iterator[FilledChunk]) -> AbstractContextManager[object]:
+    """Ends the requests of an iterator with this block, also where it is left early.
+
+    An error's traceback would keep them otherwise, and only one fetch runs at a time.
+    """
+    return closing(filling) if isinstance(filling, Generator) else nullcontext()
 
 
 def _jobs(transfers: Iterable[Transfer]) -> list[_Job]:

@@ -9,7 +9,6 @@ With ``off`` nothing here runs: the fetch that `Verification.watch` returns is t
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from typing import TypeVar
 from fastload_common.checksums.algorithms import Checksum, crc_function
 from fastload_common.checksums.composed import Composed, ContradictionError
 from fastload_common.errors import ChecksumMismatchError
-from fastload_common.load.executor import Fetch, FilledChunk
+from fastload_common.load.executor import Fetch, FilledChunk, ended
 from fastload_common.load.report import LoadReport
 from fastload_common.plan.planner import ALIGNMENT_BYTES
 from fastload_common.plan.records import Chunk
@@ -126,7 +125,7 @@ class Verification:
         self._finished = True
 
     def _watched(self, filling: Iterator[_F]) -> Generator[_F, None, None]:
-        with _closing(filling):
+        with ended(filling):
             for filled in filling:
                 try:
                     with self._report.phase("verify"):
@@ -161,7 +160,7 @@ class Verification:
         ]:
             assert self._fetch is not None
             filling = self._fetch(chunks)
-            with _closing(filling):
+            with ended(filling):
                 for filled in filling:
                     try:
                         self._see_chunk(filled)
@@ -269,10 +268,3 @@ class _Object:
             computed=algorithm.show(error.again),
             etag=self.object_id.etag,
         )
-
-
-def _closing(filling: Iterator[FilledChunk]) -> contextlib.AbstractContextManager[object]:
-    """Ends the requests of an iterator that is left early."""
-    if isinstance(filling, Generator):
-        return contextlib.closing(filling)
-    return contextlib.nullcontext()

@@ -25,7 +25,13 @@ def test_survivors_have_the_right_bytes_or_name_the_killed_rank(
 
 
 def row(**result: Any) -> dict[str, Any]:
-    whole = {"error": None, "faults": [], "threads": [], "descriptors": [], "failed_s": 10.0}
+    whole: dict[str, Any] = {
+        "error": None,
+        "faults": [],
+        "threads": [],
+        "descriptors": [],
+        "failed_s": 10.0,
+    }
     return {"status": 1, "hit_s": 9.0, "result": {**whole, **result}}
 
 

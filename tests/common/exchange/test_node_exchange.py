@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from fastload_common.errors import (
     DeadlineError,
     ObjectChangedError,
+    OutOfBudgetError,
     PeerError,
     SourceUnavailableError,
 )
@@ -392,3 +393,18 @@ def test_a_slot_outside_of_the_memory_is_refused() -> None:
         run_all(made)
         assert isinstance(made[0].error, PeerError)
         assert "its memory cannot be read" in str(made[0].error)
+
+
+def test_memory_that_cannot_be_mapped_is_this_ranks_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*args: object, **more: object) -> object:
+        raise OSError(12, "Cannot allocate memory")
+
+    with ranks(OBJECTS, [ALL] * 2) as made:
+        monkeypatch.setattr(mmap, "mmap", refused)
+        run_all(made)
+        kinds = [type(row.error) for row in made]
+        assert OutOfBudgetError in kinds
+        assert set(kinds) <= {OutOfBudgetError, PeerError}
+        assert all("could not be mapped: Cannot allocate memory" in str(r.error) for r in made)

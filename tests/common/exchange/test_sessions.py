@@ -152,6 +152,26 @@ def test_a_rank_that_fails_while_placing_drains_and_reads_alone(
     assert outcomes[0].report.node["node_fetched_bytes"] <= 1.01 * size_of(tensors)
 
 
+@pytest.mark.parametrize("exchange", ["auto", "off"])
+def test_all_ranks_that_fail_while_placing_read_alone(
+    checkpoint: Path, tensors: Tensors, monkeypatch: pytest.MonkeyPatch, exchange: str
+) -> None:
+    """Their errors, with all that their tracebacks hold, are alive while they read on."""
+    failing = {0, 1}
+    place = Executor._place
+
+    def fails_once(self: Any, *args: Any) -> None:
+        if self._report.rank in failing:
+            failing.remove(self._report.rank)
+            raise RuntimeError("a copy that torch refuses")
+        place(self, *args)
+
+    monkeypatch.setattr(Executor, "_place", fails_once)
+    outcomes = load_ranks(str(checkpoint), 2, settings_of(exchange=exchange))
+    all_is_right(outcomes, tensors)
+    assert [o.report.eager_reason for o in outcomes] == ["not traceable: RuntimeError"] * 2
+
+
 def test_values_read_while_tracing_are_read_alone(checkpoint: Path, tensors: Tensors) -> None:
     def consume(model: SlicedModel) -> Callable[[Weights], object]:
         def peeks(weights: Weights) -> object:
