@@ -29,7 +29,6 @@ ENGINE = Engine(
     package="sglang",
     advice="install SGLang 0.5.22 or 0.5.23, or a newer fastload",
     logger="",
-    plugins_variable="SGLANG_PLUGINS",
 )
 Name = partial(EngineName, ENGINE, since="0.5.22")
 engine_version = ENGINE.version
