@@ -7,7 +7,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fastload_common.testing.sweep_families import EXTRA
+from fastload_common.testing.sweep_families import special
 from fastload_common.testing.sweep_quantized import FORMATS, GROUP
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ class Case:
     engine: dict[str, Any] = field(default_factory=dict)
     layouts: tuple[str, ...] | None = None  # None: all it can have
     format: str = ""  # of a quantized checkpoint
+    draft: dict[str, Any] = field(default_factory=dict)  # speculative configuration
+    alone: bool = False  # the engine changes transformers' classes: new processes afterwards
 
     def document(self) -> dict[str, Any]:
         return {
@@ -73,6 +75,7 @@ class Case:
             "engine": self.engine,
             "by": "transformers",
             "format": self.format,
+            "draft": self.draft,
         }
 
 
@@ -90,12 +93,12 @@ def layouts_of(case: Case, first: Result | None, chosen: list[str]) -> Iterator[
 
 def _engine(name: str, pooling: Set[str]) -> dict[str, Any]:
     pools = {"runner": "pooling"} if name in pooling else {}
-    return {**pools, **EXTRA.get(name, {}).get("engine", {})}
+    return {**pools, **special(name).get("engine", {})}
 
 
 def all_cases() -> list[Case]:
     """Every architecture of the engine's registry, then what else is listed here."""
-    return [*architectures(), *quantized_cases(), *layout_cases()]
+    return [*architectures(), *quantized_cases(), *layout_cases(), *drafts()]
 
 
 def architectures() -> list[Case]:
@@ -104,7 +107,13 @@ def architectures() -> list[Case]:
     drafts = registry._SPECULATIVE_DECODING_MODELS
     pooling = registry._EMBEDDING_MODELS.keys() - registry._TEXT_GENERATION_MODELS.keys()
     return [
-        Case(name, name, engine=_engine(name, pooling))
+        Case(
+            name,
+            name,
+            engine=_engine(name, pooling),
+            alone=name.startswith("TransformersMoE"),
+            layouts=("tp2",) if name.startswith("TransformersMoE") else None,
+        )
         for name in sorted(registry._VLLM_MODELS)
         if name not in drafts
     ]
@@ -134,6 +143,76 @@ def quantized_cases() -> list[Case]:
         for name, form in FORMATS.items()
         for architecture, config in QUANTIZED_MODELS.items()
     ]
+
+
+# Draft in the target's own checkpoint <- the target.
+PREDICTED: dict[str, str] = {
+    "DeepSeekMTPModel": "DeepseekV3ForCausalLM",
+    "DeepseekV32MTPModel": "DeepseekV32ForCausalLM",
+    "ErnieMTPModel": "Ernie4_5_MoeForCausalLM",
+    "Exaone4_5_MTP": "Exaone4_5_ForConditionalGeneration",
+    "ExaoneMoeMTP": "ExaoneMoeForCausalLM",
+    "Glm4MoeLiteMTPModel": "Glm4MoeLiteForCausalLM",
+    "Glm4MoeMTPModel": "Glm4MoeForCausalLM",
+    "GlmOcrMTPModel": "GlmOcrForConditionalGeneration",
+    "HYV3MTPModel": "HYV3ForCausalLM",
+    "LongCatFlashMTPModel": "LongcatFlashForCausalLM",
+    "MiMoMTPModel": "MiMoForCausalLM",
+    "MiMoV2MTPModel": "MiMoV2FlashForCausalLM",
+    "NemotronHMTPModel": "NemotronHForCausalLM",
+    "Qwen3NextMTP": "Qwen3NextForCausalLM",
+    "Qwen3_5MTP": "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeMTP": "Qwen3_5MoeForConditionalGeneration",
+}
+# Draft in a checkpoint of its own <- its target, and the method.
+SEPARATE: dict[str, tuple[str, str]] = {
+    "EagleLlamaForCausalLM": ("LlamaForCausalLM", "eagle"),
+    "EagleMistralForCausalLM": ("MistralForCausalLM", "eagle"),
+    "EagleMiniCPMForCausalLM": ("MiniCPMForCausalLM", "eagle"),
+    "EagleCohereForCausalLM": ("CohereForCausalLM", "eagle"),
+    "EagleLlama4ForCausalLM": ("Llama4ForCausalLM", "eagle"),
+    "EagleDeepSeekMTPModel": ("DeepseekV3ForCausalLM", "eagle"),
+    "Eagle3LlamaForCausalLM": ("LlamaForCausalLM", "eagle3"),
+    "LlamaForCausalLMEagle3": ("LlamaForCausalLM", "eagle3"),
+    "Eagle3Qwen3ForCausalLM": ("Qwen3ForCausalLM", "eagle3"),
+    "Eagle3Qwen2_5vlForCausalLM": ("Qwen2_5_VLForConditionalGeneration", "eagle3"),
+    "Eagle3Qwen3vlForCausalLM": ("Qwen3VLForConditionalGeneration", "eagle3"),
+    "Eagle3DeepseekV2ForCausalLM": ("DeepseekV2ForCausalLM", "eagle3"),
+    "Eagle3MiniMaxM2ForCausalLM": ("MiniMaxM2ForCausalLM", "eagle3"),
+    "PeagleLlamaForCausalLM": ("LlamaForCausalLM", "eagle3"),
+    "PeagleQwen3ForCausalLM": ("Qwen3ForCausalLM", "eagle3"),
+    "MedusaModel": ("LlamaForCausalLM", "medusa"),
+    "DFlashDraftModel": ("Qwen3ForCausalLM", "dflash"),
+}
+
+
+def drafts() -> list[Case]:
+    """Every draft model of the registry."""
+    from vllm.model_executor.models import registry
+
+    cases = []
+    for name in sorted(registry._SPECULATIVE_DECODING_MODELS):
+        target, method = SEPARATE.get(name, (PREDICTED.get(name, name), "mtp"))
+        draft = {"method": method} | ({"model": "draft"} if name in SEPARATE else {})
+        cases.append(
+            Case(
+                name,
+                target,
+                kind="draft",
+                config=_predicting(name, target),
+                engine=_engine(target, frozenset()),
+                layouts=("tp2", "ep2", "tp4", "ep4"),
+                draft=draft,
+            )
+        )
+    return cases
+
+
+def _predicting(name: str, target: str) -> dict[str, Any]:
+    layers = {"num_nextn_predict_layers": 1}
+    if name in SEPARATE:
+        return {}
+    return {"text_config": layers} if name == "GlmOcrMTPModel" else layers
 
 
 def layout_cases() -> list[Case]:

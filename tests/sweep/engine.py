@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,13 @@ class Engine:
             **layout,
             **command.get("engine", {}),
         }
+        if draft := command.get("draft"):
+            where = draft.get("model") and str(Path(command["directory"], draft["model"]))
+            arguments["speculative_config"] = {
+                "num_speculative_tokens": 1,
+                **draft,
+                **({"model": where} if where else {}),
+            }
         if layout.get("data_parallel_size", 1) > 1:
             arguments["data_parallel_rank"] = self.rank
         with kernels.balancing(layout.get("enable_eplb", False)):
@@ -122,20 +130,25 @@ class Engine:
             )
         self._layout = layout
 
-    def build(self, command: dict[str, Any]) -> Any:
-        """Make the model, and load nothing."""
+    @contextlib.contextmanager
+    def building(self, command: dict[str, Any]) -> Iterator[Callable[[], Any]]:
+        """Give a function that makes the model and loads nothing; the model may be used inside."""
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.utils import initialize_model
         from vllm.utils.torch_utils import set_default_torch_dtype
 
         self.arrange(command["layout"])
         config = self.config(command, "dummy")
-        _forget_models()
-        torch.manual_seed(0)
+
+        def build() -> Any:
+            _forget_models()
+            torch.manual_seed(0)
+            config.compilation_config.static_forward_context.clear()
+            return initialize_model(config, model_config=_model_config(config))
+
         with set_current_vllm_config(config), set_default_torch_dtype(config.model_config.dtype):
-            model = initialize_model(config)
+            yield build
         config.compilation_config.static_forward_context.clear()
-        return model
 
     def load(self, command: dict[str, Any], load_format: str) -> Loaded:
         from vllm.config import set_current_vllm_config
@@ -148,20 +161,25 @@ class Engine:
         self._report.unlink(missing_ok=True)
         torch.manual_seed(0)
         with set_current_vllm_config(config), _watched(loaded):
-            model = get_model(vllm_config=config)
+            model = get_model(vllm_config=config, model_config=_model_config(config))
         if loaded.refused is None:
             loaded.final = {name: digest(tensor) for name, tensor in tensors_of(model)}
-        loaded.moe = bool(config.model_config.is_moe)
-        loaded.pipeline = bool(
-            config.model_config.registry.is_pp_supported_model(
-                config.model_config.architectures, config.model_config
-            )
+        told = _model_config(config)
+        loaded.moe = bool(told.is_moe)
+        loaded.pipeline = config.speculative_config is None and bool(
+            told.registry.is_pp_supported_model(told.architectures, told)
         )
         config.compilation_config.static_forward_context.clear()
         if load_format == "fastload":
             [line] = self._report.read_text().splitlines()
             loaded.report = json.loads(line)
         return loaded
+
+
+def _model_config(config: Any) -> Any:
+    """Of the model that is loaded: the draft where there is one."""
+    speculative = config.speculative_config
+    return config.model_config if speculative is None else speculative.draft_model_config
 
 
 def _forget_models() -> None:

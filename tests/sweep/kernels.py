@@ -85,6 +85,7 @@ def stand_in() -> None:
         backend = getattr(members, member, None) or next(iter(members))
         _replace(module, name, (backend, AbsentKernel))
     _marlin()
+    _experts_without_gate()
     _dense_attention()
 
 
@@ -112,6 +113,19 @@ def _marlin() -> None:
     marlin = importlib.import_module("vllm.model_executor.layers.quantization.utils.marlin_utils")
     importlib.import_module("vllm.model_executor.layers.quantization.auto_gptq")
     _replace(marlin, "verify_marlin_supported", None)
+
+
+def _experts_without_gate() -> None:
+    """The engine runs experts without a gate on GPUs only; it says so when they are made."""
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
+
+    original = FusedMoEConfig.__post_init__
+
+    def check(config: Any) -> None:
+        with contextlib.suppress(NotImplementedError):
+            original(config)
+
+    FusedMoEConfig.__post_init__ = check
 
 
 def _dense_attention() -> None:

@@ -25,10 +25,12 @@ class Ranks:
     Args:
         world_size: how many.
         directory: for their logs and reports.
+        module: what each of them runs.
     """
 
-    def __init__(self, world_size: int, directory: Path) -> None:
+    def __init__(self, world_size: int, directory: Path, module: str = "tests.sweep.rank") -> None:
         self.world_size = world_size
+        self._module = module
         self._directory = directory
         self._processes: list[subprocess.Popen[str]] = []
 
@@ -86,7 +88,7 @@ class Ranks:
             with (self._directory / f"{name}.log").open("a") as log:
                 self._processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "tests.sweep.rank", json.dumps(place)],
+                        [sys.executable, "-m", self._module, json.dumps(place)],
                         cwd=ROOT,
                         env=environ,
                         stdin=subprocess.PIPE,
