@@ -11,13 +11,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastload_common.errors import (
+    ChecksumMismatchError,
     DeadlineError,
     ObjectChangedError,
     OutOfBudgetError,
@@ -25,11 +27,14 @@ from fastload_common.errors import (
     SourceUnavailableError,
 )
 from fastload_common.exchange.slots import PeerChunk, PeerMemory, read_only
+from fastload_common.exchange.terms import digest_of
 from fastload_common.exchange.words import FILLED_FORM, TAKEN_FORM, Word
+from fastload_common.plan.records import Chunk
 from fastload_common.ranges import ObjectId
 from fastload_common.testing.fake_clock import FakeClock
 from tests.common.exchange.node_harness import (
     CHUNK_BYTES,
+    FilledSlot,
     MemoryFetch,
     Rank,
     make_objects,
@@ -144,6 +149,20 @@ def test_who_gives_up_half_way_still_serves_the_others() -> None:
         for row in (made[0], made[2]):
             assert row.error is None
             assert row.got == {(one, s, e): OBJECTS[one][s:e] for one, s, e in ALL}
+
+
+def test_a_chunk_that_nobody_gave_back_before_an_error_holds_up_nobody() -> None:
+    def half_way(row: Rank) -> None:
+        row.exchange.agree([read_of(*need) for need in row.needs])
+        for number, filled in enumerate(row.exchange.fetch()):
+            if number == 5:
+                break  # as an exception would
+            filled.release()
+        row.exchange.read_alone()
+
+    with ranks(OBJECTS, [ALL] * 3, slots=1) as made:
+        run_all(made, [half_way, half_way, Rank.load])
+        assert [row.error for row in made] == [None] * 3
 
 
 def test_memory_of_others_cannot_be_written() -> None:
@@ -304,9 +323,8 @@ def test_a_rank_in_its_trace_notices_at_its_next_step() -> None:
 
 def test_other_objects_are_a_changed_model() -> None:
     with ranks(OBJECTS, [ALL] * 2) as made:
-        terms = made[1].exchange._its_terms()
         others = (ObjectId(IDS[0].uri, '"another"', IDS[0].size_bytes), *IDS[1:])
-        made[1].exchange._terms = dataclasses.replace(terms, objects=others)
+        with_terms(made[1], objects=others)
         made[1].needs = []
         run_all(made)
         kinds = {type(row.error) for row in made}
@@ -381,15 +399,14 @@ def test_nonsense_of_a_rank_ends_the_load_and_names_it() -> None:
 
 def test_a_slot_outside_of_the_memory_is_refused() -> None:
     class Elsewhere(MemoryFetch):
-        def __call__(self, chunks):  # type: ignore[no-untyped-def]
+        def __call__(self, chunks: Iterable[Chunk]) -> Generator[FilledSlot, None, None]:
             for filled in super().__call__(chunks):
                 filled.position_bytes = 1 << 40
                 yield filled
 
     with ranks(OBJECTS, [ALL] * 2) as made:
-        terms = made[1].exchange._its_terms()
         fetch = Elsewhere(OBJECTS, made[1].arena)
-        made[1].exchange._terms = dataclasses.replace(terms, fetch=fetch, abort=fetch.abort)
+        with_terms(made[1], fetch=fetch, abort=fetch.abort)
         run_all(made)
         assert isinstance(made[0].error, PeerError)
         assert "its memory cannot be read" in str(made[0].error)
@@ -408,3 +425,93 @@ def test_memory_that_cannot_be_mapped_is_this_ranks_fault(
         assert OutOfBudgetError in kinds
         assert set(kinds) <= {OutOfBudgetError, PeerError}
         assert all("could not be mapped: Cannot allocate memory" in str(r.error) for r in made)
+
+
+def with_terms(row: Rank, **changes: Any) -> None:
+    """What a rank offered, as if it had been other terms."""
+    row.exchange._terms = dataclasses.replace(row.exchange._its_terms(), **changes)
+    row.exchange._by_object = row.exchange._its_terms().by_object
+
+
+def test_other_headers_of_the_same_objects_are_damage() -> None:
+    with ranks(OBJECTS, [ALL] * 3, by_object=True) as made:
+        for number, row in enumerate(made):
+            with_terms(row, headers=digest_of(["damaged" if number == 1 else "as stored"]))
+        run_all(made)
+        assert all("from the same objects" in str(row.error) for row in made)
+        kinds = {type(row.error) for row in made}
+        assert kinds <= {ChecksumMismatchError, PeerError}
+
+
+def test_headers_are_not_compared_with_a_rank_that_does_not_look() -> None:
+    with ranks(OBJECTS, [ALL] * 2, by_object=True) as made:
+        with_terms(made[0], headers=digest_of(["as stored"]))
+        run_all(made)
+        all_is_right(made)
+
+
+def test_a_rank_without_verification_among_others_is_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with ranks(OBJECTS, [ALL] * 2, by_object=True) as made:
+        with_terms(made[1], by_object=False)
+        with caplog.at_level(logging.WARNING):
+            run_all(made)
+        all_is_right(made)
+    assert "what rank 1 fetches is not compared: it has no FASTLOAD_VERIFY" in caplog.text
+
+
+def test_objects_are_divided_among_those_who_compare_them() -> None:
+    some = [(IDS[0], 0, 100), (IDS[1], 0, 100)]
+    with ranks(OBJECTS, [some] * 3, by_object=True) as made:
+        run_all(made)
+        all_is_right(made)
+        own = [set(IDS) - row.exchange.objects_of_others() for row in made]
+    # Two have an owner; the third, which nobody needs, has one all the same.
+    assert sorted(one.uri for part in own for one in part) == sorted(one.uri for one in IDS)
+
+
+def test_smaller_slots_of_one_rank_are_what_all_chunks_fit_in() -> None:
+    with ranks(OBJECTS, [ALL] * 3) as made:
+        with_terms(made[2], chunk_bytes=CHUNK_BYTES // 4)
+        run_all(made)
+        all_is_right(made)
+        sizes = {c.byte_range.size_bytes for row in made for c in row.fetch.fetched}
+    assert max(sizes) == CHUNK_BYTES // 4
+
+
+def test_waiting_for_ones_own_fetch_is_not_waiting_for_others() -> None:
+    clock = FakeClock()
+
+    class Clocked(MemoryFetch):
+        def __call__(self, chunks: Iterable[Chunk]) -> Generator[FilledSlot, None, None]:
+            for filled in super().__call__(chunks):
+                clock.advance(5)
+                yield filled
+
+    half = IDS[0].size_bytes
+    with ranks(OBJECTS, [[(IDS[0], 0, half)], [(IDS[1], 0, half)]], clock=clock, slots=1) as made:
+        fetch = Clocked(OBJECTS, made[0].arena)
+        with_terms(made[0], fetch=fetch, abort=fetch.abort)
+        told = threading.Event()
+
+        def quick(row: Rank) -> None:
+            row.exchange.agree([read_of(*need) for need in row.needs])
+            told.wait(10)
+            for filled in row.exchange.fetch():
+                filled.release()
+            row.exchange.leave()
+
+        def clocked(row: Rank) -> None:
+            row.exchange.agree([read_of(*need) for need in row.needs])
+            waited_s = row.exchange.facts()["wait_s"]
+            for filled in row.exchange.fetch():
+                filled.release()
+            assert clock.monotonic_s() >= 1000 + 5 * 20
+            assert row.exchange.facts()["wait_s"] == waited_s
+            told.set()
+            row.exchange.leave()
+
+        run_all(made, [clocked, quick])
+        for row in made:
+            assert row.error is None
