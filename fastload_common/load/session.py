@@ -232,7 +232,7 @@ class LoadSession:
             report=report,
             exchange=self._exchange,
         )
-        logger.debug("%s", sizes)
+        logger.info("fastload: rank %d: %s, set: %s", report.rank, sizes, report.settings)
 
     def _find(self, weights: WeightSource) -> ObjectSource:
         """Open one source and read where its tensors lie."""
