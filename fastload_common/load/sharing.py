@@ -44,12 +44,13 @@ def join(
         return None
     limit_s = settings.deadline_s
     report.node = {"ranks": len(met.lines) + 1, "exchange": "on", "reason": None}
-    return NodeExchange(
-        met,
-        clock,
-        deadline_s=None if limit_s is None else started_s + limit_s,
-        limit_s=limit_s,
-    )
+    deadline_s = None if limit_s is None else started_s + limit_s
+    try:
+        return NodeExchange(met, clock, deadline_s=deadline_s, limit_s=limit_s)
+    except BaseException:
+        for _, line in met.lines:
+            line.close()  # the others see that this rank has gone
+        raise
 
 
 def terms_of(

@@ -165,6 +165,34 @@ def test_a_chunk_that_nobody_gave_back_before_an_error_holds_up_nobody() -> None
         assert [row.error for row in made] == [None] * 3
 
 
+def test_the_way_to_fetch_is_free_when_all_has_come() -> None:
+    """Whoever then reads by itself uses the same one, and only one fetch runs at a time."""
+
+    class Lingers(MemoryFetch):
+        running = False
+
+        def __call__(self, chunks: Iterable[Chunk]) -> Generator[FilledSlot, None, None]:
+            self.running = True
+            try:
+                yield from super().__call__(chunks)
+            finally:
+                threading.Event().wait(0.2)
+                self.running = False
+
+    with ranks(OBJECTS, [ALL] * 2) as made:
+        fetch = Lingers(OBJECTS, made[0].arena)
+        with_terms(made[0], fetch=fetch, abort=fetch.abort)
+
+        def look(row: Rank) -> None:
+            row.exchange.agree([read_of(*need) for need in row.needs])
+            for filled in row.exchange.fetch():
+                filled.release()
+            assert not fetch.running
+
+        run_all(made, [look, Rank.load])
+        assert [row.error for row in made] == [None, None]
+
+
 def test_memory_of_others_cannot_be_written() -> None:
     seen = []
 

@@ -18,6 +18,7 @@ from fastload_common.errors import (
     PeerError,
     TensorMismatchError,
 )
+from fastload_common.load import sharing
 from fastload_common.load.executor import Executor
 from fastload_common.load.session import LoadSession, WeightSource
 from fastload_common.ranges import ByteRange
@@ -293,3 +294,20 @@ def test_with_verify_a_rank_that_reads_eagerly_compares_what_it_reads(
     outcomes = load_ranks(uri, 2, settings)
     all_is_right(outcomes, tensors)
     assert [outcome.report.verified["compared"] for outcome in outcomes] == [2, 2]
+
+
+def test_a_rank_that_cannot_begin_is_gone_for_the_others(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For want of descriptors, say; its sockets do not live on."""
+    made = sharing.NodeExchange
+
+    def refused(met: Any, *args: Any, **more: Any) -> Any:
+        if met.own.rank == 1:
+            raise OSError(24, "Too many open files")
+        return made(met, *args, **more)
+
+    monkeypatch.setattr(sharing, "NodeExchange", refused)
+    outcomes = load_ranks(str(checkpoint), 2, settings_of())
+    assert isinstance(outcomes[1].error, OSError)
+    assert isinstance(outcomes[0].error, PeerError)
