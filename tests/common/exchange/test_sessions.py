@@ -18,6 +18,7 @@ from fastload_common.errors import (
     PeerError,
     TensorMismatchError,
 )
+from fastload_common.exchange.node_exchange import NodeExchange
 from fastload_common.load import sharing
 from fastload_common.load.executor import Executor
 from fastload_common.load.session import LoadSession, WeightSource
@@ -300,7 +301,7 @@ def test_a_rank_that_cannot_begin_is_gone_for_the_others(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For want of descriptors, say; its sockets do not live on."""
-    made = sharing.NodeExchange
+    made = NodeExchange
 
     def refused(met: Any, *args: Any, **more: Any) -> Any:
         if met.own.rank == 1:
