@@ -102,7 +102,7 @@ sweep: $(READY_VLLM)  ## every architecture of vLLM against its default loader (
 demo: $(READY_VLLM)  ## serve a small model from an S3 server on this machine, compare its tokens
 	$(VENV_VLLM)/bin/python examples/demo.py
 
-BENCHMARKS := peers busy link tail memory trace planner
+BENCHMARKS := peers busy link tail memory node trace planner
 # Each is run, whatever the one before it found; a missed bar fails the target at the end.
 RUN_BENCHMARKS = failed=; for name in $(BENCHMARKS); do \
 	    echo "== $$name"; $(VENV_BENCH)/bin/python -m benchmarks.$$name $(1) || failed="$$failed $$name"; \
