@@ -99,12 +99,42 @@ def mxfp4_experts(tensors: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def write_phi3(directory: Path) -> Path:
+    """A numbered Phi-3: one tensor for q, k and v, and one for gate and up."""
+    import transformers
+
+    config = transformers.Phi3Config(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        pad_token_id=1,
+        dtype="float32",
+    )
+    return _write(directory, config, number)
+
+
+def _write(
+    directory: Path,
+    config: Any,
+    change: Callable[[dict[str, Any]], dict[str, Any]],
+    file_of: Callable[[str], str] = lambda name: "model.safetensors",
+) -> Path:
+    import transformers
+
+    from fastload_common.testing.tiny_models import write_tokenizer
+
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    write_tokenizer(directory)
+    return rewrite(directory, change, file_of)
+
+
 def write_mtp_model(directory: Path) -> Path:
     """A numbered GLM-4.5 with two layers, and a third one that predicts the next token but one."""
     import torch
     import transformers
-
-    from fastload_common.testing.tiny_models import write_tokenizer
 
     layers = 2
     config = transformers.Glm4MoeConfig(
@@ -124,9 +154,6 @@ def write_mtp_model(directory: Path) -> Path:
         tie_word_embeddings=False,
         dtype="float32",
     )
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    model.save_pretrained(directory)
-    write_tokenizer(directory)
 
     def add_layer(tensors: dict[str, Any]) -> dict[str, Any]:
         last = f"model.layers.{layers - 1}."
@@ -145,4 +172,4 @@ def write_mtp_model(directory: Path) -> Path:
     def file_of(name: str) -> str:
         return "mtp.safetensors" if f".{layers}." in name else "model.safetensors"
 
-    return rewrite(directory, add_layer, file_of)
+    return _write(directory, config, add_layer, file_of)

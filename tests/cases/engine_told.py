@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from tests.cases.engine_models import load, variables
@@ -53,8 +54,15 @@ def outcome(
     return {"said": said, "lines": lines}
 
 
-def adapter_path(path: str) -> str:
-    """Where the engine looks for a LoRA adapter that is named so."""
-    from vllm.lora.utils import get_adapter_absolute_path
+def adapter_outcome(path: str) -> str:
+    """What a worker says to a LoRA adapter that is named so."""
+    from vllm.lora.request import LoRARequest
+    from vllm.lora.worker_manager import WorkerLoRAManager
 
-    return str(get_adapter_absolute_path(path))
+    modules = SimpleNamespace(supported_lora_modules=[], packed_modules_mapping={})
+    worker = SimpleNamespace(_adapter_manager=modules, max_position_embeddings=64)
+    try:
+        WorkerLoRAManager._load_adapter(worker, LoRARequest("tuned", 1, path))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "loaded"

@@ -21,6 +21,7 @@ from tests.cases.engine_checkpoints import (
     rewrite,
     write_mtp_model,
     write_numbered,
+    write_phi3,
 )
 from tests.cases.engine_process import EngineProcess
 
@@ -108,6 +109,28 @@ def test_t04_padded_widths_of_mxfp4_experts(
         assert needed[1:7] == [needed[1]] * 6
         assert needed[0] == needed[1] + 2 * 64 * 2
         assert needed[7] == needed[1] - 6 * of_a_block
+
+
+# T09
+
+
+def test_t09_packed_projections(engine: EngineProcess, tmp_path: Path) -> None:
+    """Phi-3: q, k and v are one tensor in the file and in the engine, divided differently."""
+    model = write_phi3(tmp_path / "phi3")
+    for row in compare(engine, model, [0, 1], layout={"tensor": 2}, options=F32):
+        assert held_and_needed(row)
+        # Norms are everybody's.
+        assert row["held_bytes"] == (row["report"]["model_bytes"] + 3 * 64 * 4) // 2
+
+
+def test_t09_state_spaces(engine: EngineProcess, tmp_path: Path) -> None:
+    """Mamba: the loader reads what it has just filled, and convolutions are put together."""
+    from fastload_common.testing.tiny_models import write_tiny_model
+
+    model = write_tiny_model(tmp_path / "mamba2", "mamba2")
+    for row in compare(engine, model, [0, 1], layout={"tensor": 2}):
+        assert any(name.endswith(".mixer.A") for name in row["names"])
+        assert row["report"]["needed_bytes"] < 0.6 * row["report"]["model_bytes"]
 
 
 # T17

@@ -109,6 +109,19 @@ def test_t23_an_adapter_beside_the_base_is_no_part_of_it(
     assert row["report"]["needed_bytes"] == row["held_bytes"] == row["report"]["model_bytes"]
 
 
+def test_t23_an_adapter_in_a_store_is_refused_in_one_line(engine: EngineProcess) -> None:
+    """fastload reads bases only: adapters are the engine's, which wants them in a directory.
+
+    It says which one it did not find; no hub is asked, since the URI is no name of a repository.
+    """
+    said = engine.call("engine_told:adapter_outcome", path="s3://bucket/adapters/tuned")
+    kind, _, words = said.partition(": ")
+    assert kind == "LoRAAdapterNotFoundError"
+    assert "tuned" in words
+    assert "s3://bucket/adapters/tuned" in words
+    assert "\n" not in words
+
+
 # T26
 
 
