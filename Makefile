@@ -85,7 +85,7 @@ test-unit: $(READY)  ## tests that need no engine
 
 test-engine: $(READY_VLLM)  ## tests with the real vLLM
 	@mkdir -p $(LOGS)
-	$(VENV_VLLM)/bin/python -m pytest tests/vllm tests/sweep $(PYTEST_ARGS) 2>&1 | tee $(LOGS)/test-engine.log
+	$(VENV_VLLM)/bin/python -m pytest tests/vllm tests/sweep tests/cases/test_t_rows_engine_*.py $(PYTEST_ARGS) 2>&1 | tee $(LOGS)/test-engine.log
 
 .PHONY: storm exchange-storm
 storm: $(READY)  ## 2,000 loads through random faults (7 minutes); the tests run 80 of them
