@@ -125,6 +125,18 @@ FILTER_MTP = Name(
     ("weights_iterator", "prefix", "draft_model_idx"),
 )
 SOURCE = Name(_LOADER, "DefaultModelLoader.Source", "models' sources of weights")
+SOURCE_OF = Name(
+    _LOADER,
+    "DefaultModelLoader.Source.init_new",
+    "the source of a model",
+    ("model_config", "model"),
+)
+IS_QUANTIZED = Name(
+    "sglang.srt.configs.model_config",
+    "ModelConfig._is_already_quantized",
+    "models quantized while they load are read eagerly",
+    (),
+)
 SYNCHRONOUS = Name(
     _WEIGHTS,
     "RUNAI_STREAMER_TENSOR_ATTR",
@@ -158,6 +170,8 @@ LOADER_NAMES: tuple[EngineName, ...] = (
     PREPARE_WEIGHTS,
     FILTER_MTP,
     SOURCE,
+    SOURCE_OF,
+    IS_QUANTIZED,
     SYNCHRONOUS,
     DEFAULT_GROUP,
     PARALLEL,
@@ -199,6 +213,32 @@ FIELDS: tuple[EngineName, ...] = tuple(
             "Spec",
             "the same for drafts",
             ("speculative_draft_model_path", "speculative_draft_load_format"),
+        ),
+        (
+            "sglang.srt.arg_groups.fields.serving",
+            "Serving",
+            "whether a tokenizer must be there",
+            ("tokenizer_path", "skip_tokenizer_init"),
+        ),
+        (_CONFIG, "LoadFormat", "the format that the base class is given", ("SAFETENSORS",)),
+        (
+            "sglang.srt.arg_groups.fields.parallel",
+            "Parallel",
+            "rank of this process, and how to reach the others",
+            (
+                "nnodes",
+                "dp_size",
+                "dp_rank",
+                "world_group",
+                "launch_world_size",
+                "max_world_size",
+            ),
+        ),
+        (
+            "sglang.srt.distributed.parallel_state",
+            "GroupCoordinator",
+            "the same",
+            ("world_size", "rank_in_group", "cpu_group"),
         ),
         (
             _LOADER,
