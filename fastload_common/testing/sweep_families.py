@@ -130,6 +130,9 @@ EXTRA: dict[str, dict[str, Any]] = {
     "NemotronHForCausalLM": {
         "config": {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]}
     },
+    "DeepseekV3ForCausalLM": {
+        "config": {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1}
+    },
     "DeepseekV4ForCausalLM": {"config": {"mlp_layer_types": ["hash_moe", "moe"]}},
     "BertForMaskedLM": {"config": {"max_position_embeddings": VOCAB_SIZE}},
 }

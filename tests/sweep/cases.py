@@ -65,7 +65,12 @@ class Case:
     layouts: tuple[str, ...] | None = None  # None: all it can have
     format: str = ""  # of a quantized checkpoint
     draft: dict[str, Any] = field(default_factory=dict)  # speculative configuration
+    reload: bool = False  # load the weights a second time, in place
     alone: bool = False  # the engine changes transformers' classes: new processes afterwards
+
+    def command(self) -> dict[str, Any]:
+        """What a rank must know to load it."""
+        return {"engine": self.engine, "draft": self.draft, "reload": self.reload}
 
     def document(self) -> dict[str, Any]:
         return {
@@ -122,6 +127,7 @@ def architectures() -> list[Case]:
 # For each rank an odd number of groups of a scale, at 2 ranks and at 4.
 _DENSE = {"intermediate_size": 12 * GROUP}
 _EXPERTS = {**_DENSE, "moe_intermediate_size": 12 * GROUP}
+FUSED: dict[str, dict[str, Any]] = {"GptOssForCausalLM": _DENSE}
 QUANTIZED_MODELS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": _DENSE,
     "Qwen3MoeForCausalLM": _EXPERTS,
@@ -131,7 +137,7 @@ QUANTIZED_MODELS: dict[str, dict[str, Any]] = {
 
 def quantized_cases() -> list[Case]:
     """Each format in a model with GQA, with experts, and with latent attention and experts."""
-    return [
+    return _online() + [
         Case(
             f"{name} {architecture.removesuffix('ForCausalLM')}",
             architecture,
@@ -141,7 +147,24 @@ def quantized_cases() -> list[Case]:
             format=name,
         )
         for name, form in FORMATS.items()
-        for architecture, config in QUANTIZED_MODELS.items()
+        for architecture, config in (FUSED if form.fused else QUANTIZED_MODELS).items()
+    ]
+
+
+def _online() -> list[Case]:
+    """Weights that the engine quantizes while it loads them."""
+    shorthands = ("fp8_per_tensor", "fp8_per_block", "int8_per_channel_weight_only", "mxfp8")
+    return [
+        Case(
+            f"online {shorthand} {architecture.removesuffix('ForCausalLM')}",
+            architecture,
+            kind="quantized",
+            config=QUANTIZED_MODELS[architecture],
+            engine={"quantization": shorthand},
+            layouts=("tp2", "ep2"),
+        )
+        for shorthand in shorthands
+        for architecture in ("LlamaForCausalLM", "Qwen3MoeForCausalLM")
     ]
 
 
@@ -236,6 +259,9 @@ def layout_cases() -> list[Case]:
         case("redundant experts of Qwen3", "Qwen3MoeForCausalLM", "eplb2"),
         case("redundant experts of DeepSeek", "DeepseekV3ForCausalLM", "eplb2"),
         case("redundant experts of GPT-OSS", "GptOssForCausalLM", "eplb2"),
+        case("reloaded Llama", "LlamaForCausalLM", "tp2 pp2 tp4"),
+        case("reloaded Qwen3", "Qwen3MoeForCausalLM", "tp2 ep2"),
+        case("reloaded DeepSeek", "DeepseekV3ForCausalLM", "tp2"),
         case("data-parallel DeepSeek", "DeepseekV3ForCausalLM", "dp2 dp2ep"),
         case("data-parallel Qwen3", "Qwen3MoeForCausalLM", "dp2 dp2ep"),
         case("data-parallel GPT-OSS", "GptOssForCausalLM", "dp2 dp2ep"),

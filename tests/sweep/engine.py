@@ -37,6 +37,7 @@ class Loaded:
     refused: str | None = None  # why the engine could not post-process on this machine
     moe: bool = False
     pipeline: bool = False
+    stand_ins: list[str] = field(default_factory=list)
     report: dict[str, Any] = field(default_factory=dict)
 
     def facts(self) -> dict[str, Any]:
@@ -46,6 +47,7 @@ class Loaded:
             "untouched_count": len(self.untouched),
             "own_bytes": self.own_bytes,
             "refused": self.refused,
+            "stand_ins": self.stand_ins,
             "moe": self.moe,
             "pipeline": self.pipeline,
         }
@@ -157,13 +159,17 @@ class Engine:
         self.arrange(command["layout"])
         config = self.config(command, load_format)
         loaded = Loaded()
+        kernels.used.clear()
         _forget_models()
         self._report.unlink(missing_ok=True)
         torch.manual_seed(0)
         with set_current_vllm_config(config), _watched(loaded):
             model = get_model(vllm_config=config, model_config=_model_config(config))
+            if command.get("reload"):
+                _reload(config, model)
         if loaded.refused is None:
             loaded.final = {name: digest(tensor) for name, tensor in tensors_of(model)}
+        loaded.stand_ins = sorted(kernels.used)
         told = _model_config(config)
         loaded.moe = bool(told.is_moe)
         loaded.pipeline = config.speculative_config is None and bool(
@@ -171,8 +177,9 @@ class Engine:
         )
         config.compilation_config.static_forward_context.clear()
         if load_format == "fastload":
-            [line] = self._report.read_text().splitlines()
-            loaded.report = json.loads(line)
+            reports = self._report.read_text().splitlines()
+            assert len(reports) == 1 + bool(command.get("reload"))
+            loaded.report = json.loads(reports[0])
         return loaded
 
 
@@ -197,6 +204,16 @@ def _inspect_in_this_process() -> None:
         return registry._ModelInfo.from_model_cls(lazy.load_model_cls())
 
     registry._LazyRegisteredModel.inspect_model_cls = inspect
+
+
+def _reload(config: Any, model: torch.nn.Module) -> None:
+    """Load again, in place, as the engine's `reload_weights` does."""
+    from vllm.model_executor.model_loader.reload.inplace import reload_weights
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0)
+    reload_weights(config, model, None, None, is_checkpoint_format=True)
 
 
 class _watched:  # noqa: N801

@@ -32,6 +32,7 @@ class Result:
     moe: bool = False
     pipeline: bool = False
     unprocessed: str = ""  # why the engine could not post-process here
+    stand_ins: str = ""  # choices of kernels in which the engine found none
     eager: str = ""
     needed: list[float] = field(default_factory=list)  # share of the model's bytes, rank by rank
     per_own: float = 0.0  # the most bytes that a rank needed, for each of its parameters' bytes
@@ -44,6 +45,7 @@ class Result:
         self.untouched = sum(answer["untouched_count"] for answer in answers)
         self._own_bytes = [answer["own_bytes"] for answer in answers]
         self.moe, self.pipeline = answers[0]["moe"], answers[0]["pipeline"]
+        self.stand_ins = ", ".join(answers[0]["stand_ins"])
         self.unprocessed = answers[0]["refused"] or ""
 
     def take_fastload(self, answers: list[dict[str, Any]]) -> None:
@@ -73,7 +75,9 @@ class Result:
         if self.needed:
             shares = " ".join(f"{share:.2f}" for share in self.needed)
             words.append(f"needed {shares} ({self.per_own:.2f} of its own)")
-        words += [text for text in (self.reason, self.unprocessed, self.eager) if text]
+        words += [
+            text for text in (self.reason, self.unprocessed, self.stand_ins, self.eager) if text
+        ]
         return "  ".join(words)
 
 
@@ -180,6 +184,7 @@ def _row(case: Case, layouts: list[str], found: Found) -> str:
         elif result.outcome == "same":
             cells.append(str(result.tensors))
             notes += [result.eager and f"read eagerly: {result.eager}"]
+            notes += [result.stand_ins and f"without kernels for: {result.stand_ins}"]
             notes += [result.unprocessed and f"not post-processed: {result.unprocessed}"]
         else:
             cells.append(result.outcome)

@@ -74,8 +74,7 @@ def _run(ranks: Ranks, maker: Ranks, case: Case, layout: str, model: Path, resul
     command = {
         "directory": str(model),
         "layout": LAYOUTS[layout].arguments,
-        "engine": case.engine,
-        "draft": case.draft,
+        **case.command(),
     }
     result.take_default(_all(ranks.ask({"op": "default", **command}), "refused"))
     result.take_fastload(_all(ranks.ask({"op": "fastload", **command}), "failed"))
@@ -95,8 +94,7 @@ def _make(maker: Ranks, case: Case, model: Path) -> None:
             "op": "default",
             "directory": str(model),
             "layout": LAYOUTS["tp1"].arguments,
-            "engine": case.engine,
-            "draft": case.draft,
+            **case.command(),
         }
         try:
             _all(maker.ask(made), "unmade")
