@@ -282,6 +282,9 @@ class LoadReport:
         if self.node.get("exchange") == "on":
             received = format_size(self.node.get("received_bytes", 0))
             parts.append(f"{received} from {self.node['ranks'] - 1} other ranks of this host")
+            if "node_fetched_bytes" in self.node and self.model_bytes:
+                ratio = self.node["node_fetched_bytes"] / self.model_bytes
+                parts.append(f"all of them fetched {ratio:.3f} of the model")
         busy = [f"{name} {self.phases_s[name]:.2f}" for name in PHASES if self.phases_s[name] > 0]
         if busy:
             parts.append("seconds: " + " ".join(busy))
