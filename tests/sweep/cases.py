@@ -68,6 +68,11 @@ class Case:
     reload: bool = False  # load the weights a second time, in place
     alone: bool = False  # the engine changes transformers' classes: new processes afterwards
 
+    @property
+    def quantization(self) -> str:
+        """The format of quantized weights, if they are."""
+        return self.format or str(self.engine.get("quantization", ""))
+
     def command(self) -> dict[str, Any]:
         """What a rank must know to load it."""
         return {"engine": self.engine, "draft": self.draft, "reload": self.reload}
