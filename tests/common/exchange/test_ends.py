@@ -106,7 +106,6 @@ def test_last_words_go_out_through_a_full_socket() -> None:
                 target=made[0].exchange.end, args=(SourceUnavailableError("the cause"),)
             )
             closing.start()
-            time.sleep(0.2)
         closing.join(10)
         with pytest.raises(PeerError, match="the cause"):
             listener.wait(lambda: False, list, "nothing")
@@ -152,3 +151,24 @@ def test_a_generator_that_is_closed_early_is_no_failure() -> None:
         run_all(made, [Rank.load, has_enough])
         assert made[0].error is None
         assert made[0].got
+
+
+def test_what_had_come_for_this_rank_alone_is_given_back() -> None:
+    come = threading.Event()
+
+    def takes_nothing(row: Rank) -> None:
+        row.exchange.agree([read_of(*need) for need in row.needs])
+        while row.arena.leased_count < 2:
+            time.sleep(0.001)
+        come.set()
+        row.exchange._peers.wait(lambda: False, list, "the other's failure")
+
+    def fails(row: Rank) -> None:
+        row.exchange.agree([])
+        come.wait(10)
+        raise SourceUnavailableError("the cause")
+
+    with ranks(OBJECTS, [ALL, []], slots=2) as made:
+        run_all(made, [takes_nothing, fails])
+        assert isinstance(made[0].error, PeerError)
+        assert made[0].arena.leased_count == 0
