@@ -16,17 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastload_common.testing import sglang_cpu
 from fastload_common.testing.s3_server import free_port
 
 START_DEADLINE_S = 400.0
 PROMPT = [10, 20, 30, 40, 50]
 ROOT = Path(__file__).parents[2]
 
-ON_CPU = (
-    *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
-    *("--disable-cuda-graph", "--disable-radix-cache", "--max-total-tokens", "2048"),
-    *("--skip-server-warmup", "--sleep-on-idle"),
-)
+ON_CPU = (*sglang_cpu.ARGUMENTS, "--skip-server-warmup")
 
 
 @dataclass(frozen=True)
@@ -61,15 +58,15 @@ class Server:
         answer = self.ask("/generate", {"input_ids": PROMPT, "sampling_params": sampling})
         return list(answer["output_ids"])
 
-    def checksums(self) -> dict[str, dict[str, str]]:
-        """Each parameter's checksum, computed by the engine: by rank and role, then by name."""
+    def checksums(self) -> dict[str, str]:
+        """Each parameter's checksum, computed by the engine; the name says rank and model."""
         answer = self.ask("/weights_checker", {"action": "checksum"})
         assert answer["success"], answer
+        # The models of one rank are in one record; their parameters' names then tell which.
         return {
-            f"{model['parallelism_info']['role']} {model['parallelism_info']['rank']}": model[
-                "checksums"
-            ]
-            for model in _flat(answer["ranks"])
+            f"{rank['parallelism_info'][0]['rank']} {name}": checksum
+            for rank in answer["ranks"]
+            for name, checksum in rank["checksums"].items()
         }
 
     def own_lines(self) -> list[str]:
@@ -80,31 +77,22 @@ class Server:
         ]
 
 
-def _flat(answer: Any) -> Iterator[dict[str, Any]]:
-    """The innermost records: the engine nests them by rank and by model."""
-    if isinstance(answer, dict):
-        yield answer
-        return
-    for part in answer:
-        yield from _flat(part)
-
-
 def command(model: str, *arguments: str, port: int | None = None) -> list[str]:
     where = ("--host", "127.0.0.1", "--port", str(port or free_port()))
     program = (sys.executable, "-m", "sglang.launch_server", "--model-path", model)
     return [*program, *where, *ON_CPU, *arguments]
 
 
-def environment(work: Path, variables: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment(
+    work: Path, variables: Mapping[str, str] | None = None, *, ranks: int = 1
+) -> dict[str, str]:
     """Variables of a server whose caches are its own."""
     mine = {
-        "HF_HUB_OFFLINE": "1",
         "SGLANG_CACHE_DIR": str(work / "sglang-cache"),
         "FASTLOAD_CACHE_DIR": str(work / "fastload-cache"),
         "PYTHONPATH": str(ROOT),
-        "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
     }
-    return {**os.environ, **mine, **(variables or {})}
+    return {**os.environ, **sglang_cpu.variables(ranks), **mine, **(variables or {})}
 
 
 @contextlib.contextmanager
@@ -118,7 +106,7 @@ def serving(
     with log.open("wb") as output:
         process = subprocess.Popen(
             wanted,
-            env=one_rank_unbound(variables, ranks),
+            env=dict(variables),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -133,22 +121,13 @@ def serving(
             segment.unlink(missing_ok=True)
 
 
-def one_rank_unbound(variables: Mapping[str, str], ranks: int) -> dict[str, str]:
-    """The binding must name as many places as there are ranks."""
-    return {
-        name: value
-        for name, value in variables.items()
-        if ranks > 1 or name != "SGLANG_CPU_OMP_THREADS_BIND"
-    }
-
-
 def run(
-    variables: Mapping[str, str], *arguments: str, ranks: int = 1, timeout_s: float = 400.0
+    variables: Mapping[str, str], *arguments: str, timeout_s: float = 400.0
 ) -> tuple[int, str, list[str]]:
     """A server that is expected to end by itself: status, output, and what is left of it."""
     process = subprocess.Popen(
         list(arguments),
-        env=one_rank_unbound(variables, ranks),
+        env=dict(variables),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -12,8 +12,9 @@ import pytest
 
 from fastload_common.testing.engine_source import Source, faults, installed_into, parsed
 from fastload_sglang import compat
+from fastload_sglang.caches import COMPLETE
 
-ALL = (*compat.NAMES, *compat.FIELDS)
+ALL = (*compat.NAMES, *compat.FIELDS, *(point.target for point in COMPLETE))
 
 
 def release(directory: Path, requirement: str) -> Source:
