@@ -9,7 +9,7 @@ from typing import Any
 
 from fastload_common.testing.rig import Rig
 
-__all__ = ["body_bytes", "put", "rewrite", "write_numbered"]
+__all__ = ["body_bytes", "put", "rewrite", "write_config", "write_numbered"]
 
 BUCKET = "engine"
 _FIRST_NUMBER = 1 << 20
@@ -99,20 +99,21 @@ def mxfp4_experts(tensors: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def write_phi3(directory: Path) -> Path:
-    """A numbered Phi-3: one tensor for q, k and v, and one for gate and up."""
+def write_config(directory: Path, config_class: str, **more: Any) -> Path:
+    """A small numbered model of one layer, of any configuration class of transformers."""
     import transformers
 
-    config = transformers.Phi3Config(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        pad_token_id=1,
-        dtype="float32",
-    )
+    plain = {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "pad_token_id": 1,
+        "dtype": "float32",
+    }
+    config = getattr(transformers, config_class)(**(plain | more))
     return _write(directory, config, number)
 
 
