@@ -165,8 +165,8 @@ layout has ranks. Every parameter, buffer and tensor attribute is compared bit f
   data-parallel attention, `dp2ep` with its experts divided. Fewer cases have those last three.
 - In the tables: tensors compared over all ranks; `-` where the model has no such layout.
 
-`make sweep` goes on where it stopped; `make sweep SWEEP_ARGS="Qwen --layouts tp2"` runs a part. Every
-test run does a small part of it.
+`make sweep` goes on where it stopped; `make sweep SWEEP_ARGS="Qwen --layouts tp2"` runs a part.
+Every test run does a small part of it.
 
 """
 
