@@ -249,6 +249,8 @@ def test_nonsense_of_a_rank_ends_the_load_and_names_it() -> None:
             run_all(made, [Rank.load, speaks])
             assert isinstance(made[0].error, PeerError), word
             assert "rank 1" in str(made[0].error)
+            # The one that spoke hears it, too.
+            assert str(made[1].error) == str(made[0].error)
         gc.collect()
 
 
