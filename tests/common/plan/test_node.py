@@ -211,9 +211,6 @@ def test_what_all_need_is_divided_evenly(lengths: list[int], ranks: int, chunk_b
 
 
 def test_who_needs_a_part_alone_fetches_less_of_what_all_need() -> None:
-    def flat(start: int, length: int) -> TensorRead:
-        return TensorRead(OBJECTS[0], start, 1, View((length,), (1,), 0))
-
     shared = flat(0, 64 * KIB)
     plan = plan_of([[shared, flat(100 * KIB, 20 * KIB)], [shared], [shared]], 4 * KIB, 0)
     assert plan.fetched_by_rank == (28 * KIB, 28 * KIB, 28 * KIB)
@@ -243,6 +240,35 @@ def test_small_slices_of_many_ranks_come_by_whole_chunks() -> None:
     assert len(plan.chunks) == math.ceil(64 * 8000 / (16 * KIB))
     assert plan.fetched_bytes == plan.needed_bytes == 64 * 8000
     assert max(plan.fetched_by_rank) - min(plan.fetched_by_rank) <= 16 * KIB
+
+
+def flat(start: int, length: int) -> TensorRead:
+    return TensorRead(OBJECTS[0], start, 1, View((length,), (1,), 0))
+
+
+def test_neighbours_that_the_same_ranks_need_come_by_whole_chunks() -> None:
+    """As experts are: two tensors in small slices, one that all ranks take columns of."""
+
+    def expert(rank: int) -> list[TensorRead]:
+        return [flat(rank * 3000, 3000), flat(12_000, 30_000)]
+
+    plan = plan_of([expert(rank) for rank in range(4)], 16 * KIB, 0)
+    assert [(chunk.start, chunk.end) for chunk in plan.chunks] == [
+        (0, 16 * KIB),
+        (16 * KIB, 32 * KIB),
+        (32 * KIB, 42_000),
+    ]
+
+
+def test_a_large_slice_behind_small_ones_is_not_shared() -> None:
+    small = [[flat(rank * 5120, 5120)] for rank in range(4)]
+    small[0].append(flat(4 * 5120, 40_000))
+    plan = plan_of(small, 16 * KIB, 0)
+    assert all(c.consumers == (0,) for c in plan.chunks if c.start >= 4 * 5120)
+    assert all(len(c.consumers) > 1 for c in plan.chunks if c.end <= 16 * KIB)
+    # Too little for a chunk of its own goes with what lies before it, or else behind it.
+    few = plan_of([[flat(0, 640)], [flat(640, 40_000)], [flat(40_640, 64)]], 16 * KIB, 0)
+    assert [chunk.consumers for chunk in few.chunks] == [(0, 1), (1,), (1, 2)]
 
 
 def test_columns_of_all_ranks_are_fetched_once() -> None:
