@@ -12,12 +12,18 @@ from fastload_common.testing.sweep_shrink import VOCAB_SIZE
 
 __all__ = ["special"]
 
+_DEEPSEEK_V3: dict[str, Any] = {
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "moe_layer_freq": 1,
+}
 _QWEN4_EXP: dict[str, Any] = {
     "indexer_n_heads": 4,
     "indexer_kv_heads": 1,
     "indexer_head_dim": 32,
     "indexer_budget": 16,
     "indexer_compress_ratio": 4,
+    "output_gate_type": "sigmoid",
     "hc_lowrank": 16,
 }
 _GEMMA4_TEXT: dict[str, Any] = {"per_layer_config": ..., "global_head_dim": 64}
@@ -34,7 +40,7 @@ EXTRA: dict[str, dict[str, Any]] = {
     },
     "DbrxForCausalLM": {
         "config": {
-            "attn_config": {"output_attentions": ...},
+            "attn_config": {"output_attentions": ..., "rope_theta": 10000.0},
             "ffn_config": {"output_attentions": ...},
         }
     },
@@ -45,8 +51,14 @@ EXTRA: dict[str, dict[str, Any]] = {
     "MambaForCausalLM": {"config": {"intermediate_size": 256}},
     "Mamba2ForCausalLM": {"config": {"num_heads": 8}},
     "Gemma4ForCausalLM": {"config": _GEMMA4_TEXT},
-    "Gemma4ForConditionalGeneration": {"config": {"text_config": _GEMMA4_TEXT}},
-    "Gemma4UnifiedForConditionalGeneration": {"config": {"text_config": _GEMMA4_TEXT}},
+    "Gemma4ForConditionalGeneration": {
+        "before": {"vision_config": {}},
+        "config": {"text_config": _GEMMA4_TEXT},
+    },
+    "Gemma4UnifiedForConditionalGeneration": {
+        "before": {"vision_config": {}},
+        "config": {"text_config": _GEMMA4_TEXT},
+    },
     "DiffusionGemmaForBlockDiffusion": {"config": {"text_config": _GEMMA4_TEXT}},
     "Gemma3nForCausalLM": {
         "config": {
@@ -117,7 +129,18 @@ EXTRA: dict[str, dict[str, Any]] = {
     "KimiLinearForCausalLM": {"engine": {"enable_prefix_caching": True}},
     "GteModel": {"config": {"position_embedding_type": "rope"}},
     "XLMRobertaModel": {"config": {"position_embedding_type": "absolute"}},
-    "NomicBertModel": {"config": {"activation_function": "swiglu"}},
+    "NomicBertModel": {
+        "config": {
+            "activation_function": "swiglu",
+            "mlp_fc1_bias": False,
+            "mlp_fc2_bias": False,
+            "qkv_proj_bias": False,
+            "rotary_emb_fraction": 1.0,
+            "rotary_emb_base": 10000,
+            "rotary_emb_interleaved": False,
+            "max_trained_positions": 256,
+        }
+    },
     "AriaForConditionalGeneration": {
         "config": {
             "projector_patch_to_query_dict": {"4": 8},
@@ -130,9 +153,9 @@ EXTRA: dict[str, dict[str, Any]] = {
     "NemotronHForCausalLM": {
         "config": {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]}
     },
-    "DeepseekV3ForCausalLM": {
-        "config": {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1}
-    },
+    "DeepseekV3ForCausalLM": {"config": _DEEPSEEK_V3},
+    "DeepseekV32ForCausalLM": {"config": _DEEPSEEK_V3},
+    "GlmMoeDsaForCausalLM": {"config": _DEEPSEEK_V3},
     "DeepseekV4ForCausalLM": {"config": {"mlp_layer_types": ["hash_moe", "moe"]}},
     "BertForMaskedLM": {"config": {"max_position_embeddings": VOCAB_SIZE}},
 }
@@ -214,7 +237,13 @@ LIKE: dict[str, tuple[str, dict[str, Any]]] = {
     "Step1ForCausalLM": ("LlamaForCausalLM", {}),
     "TeleChat2ForCausalLM": (
         "LlamaForCausalLM",
-        {"n_head": 4, "n_layer": 2, "ffn_hidden_size": 176, "bias": False},
+        {
+            "n_head": 4,
+            "n_layer": 2,
+            "ffn_hidden_size": 176,
+            "layer_norm_epsilon": 1e-5,
+            "bias": False,
+        },
     ),
     "TeleChat3ForCausalLM": ("LlamaForCausalLM", {}),
     "TeleFLMForCausalLM": (

@@ -86,6 +86,7 @@ def stand_in() -> None:
         members = getattr(module, kind)
         backend = getattr(members, member, None) or next(iter(members))
         _replace(module, name, (backend, AbsentKernel))
+    _triton()
     _fp8()
     _marlin()
     _experts_without_gate()
@@ -110,6 +111,14 @@ def _everywhere(name: str, original: Callable[..., Any], new: Callable[..., Any]
     for module in list(sys.modules.values()):
         if vars(module).get(name) is original:
             setattr(module, name, new)
+
+
+def _triton() -> None:
+    """A model tells Triton how to allocate memory, where there is a Triton or not."""
+    from vllm.triton_utils import triton
+
+    if not hasattr(triton, "set_allocator"):
+        triton.set_allocator = lambda allocator: None
 
 
 def _fp8() -> None:
