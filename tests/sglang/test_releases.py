@@ -5,6 +5,7 @@ Nothing is imported: the source is parsed.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from fastload_common.testing.engine_source import Source, faults, installed_into, parsed
 from fastload_sglang import compat
 from fastload_sglang.caches import COMPLETE
+from fastload_sglang.post_load import DO_MORE_AFTER, STEP
 
 ALL = (*compat.NAMES, *compat.FIELDS, *(point.target for point in COMPLETE))
 
@@ -46,6 +48,26 @@ def test_the_installed_release_has_every_name() -> None:
     if spec is None or spec.origin is None:
         pytest.skip("SGLang is not installed here")
     assert faults(Source(Path(spec.origin).parent.parent), ALL) == []
+
+
+def not_last(root: Path) -> set[str]:
+    """Modules of models with a function that does more than return after the postponed step."""
+    found = set()
+    for file in (root / "sglang" / "srt" / "models").rglob("*.py"):
+        for function in ast.walk(parsed(file)):
+            if not isinstance(function, ast.FunctionDef) or function.name == STEP:
+                continue
+            for number, statement in enumerate(function.body):
+                calls = (node for node in ast.walk(statement) if isinstance(node, ast.Call))
+                names = {getattr(call.func, "attr", "") for call in calls}
+                after = function.body[number + 1 :]
+                if STEP in names and any(not isinstance(node, ast.Return) for node in after):
+                    found.add(".".join(file.relative_to(root).with_suffix("").parts))
+    return found
+
+
+def test_the_postponed_step_is_the_last_one(newest: Source) -> None:
+    assert not_last(newest.root) == set(DO_MORE_AFTER)
 
 
 def test_a_missing_name_and_a_changed_signature_are_seen(tmp_path: Path) -> None:

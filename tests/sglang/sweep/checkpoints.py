@@ -11,6 +11,7 @@ from fastload_common.testing.sweep_checkpoints import write_by_transformers
 # Published configurations have these; transformers leaves out what its own code does not need.
 USUAL: dict[str, Any] = {
     "position_embedding_type": "absolute",
+    "max_position_embeddings": 256,
     "moe_layer_freq": 1,
     "topk_method": "noaux_tc",
     "scoring_func": "sigmoid",

@@ -5,14 +5,18 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import sys
 import traceback
 from pathlib import Path
 from typing import Any
 
+from fastload_common.units import GIB
 from tests.sglang.sweep.checkpoints import make
 from tests.sglang.sweep.engine import Engine
 from tests.sweep.engine import Loaded
+
+MEMORY_BYTES = 6 * GIB
 
 
 class Rank:
@@ -40,6 +44,8 @@ class Rank:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    # Some models make tables of gigabytes, whatever their configuration says.
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     place = json.loads(sys.argv[1])
     if place["world_size"] > 1:
         # The engine wants a NUMA node for each rank, or to be told.
