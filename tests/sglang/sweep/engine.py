@@ -98,6 +98,8 @@ class Engine:
                 server_args=server_args, device="cpu", dist_port=self._port
             )
             self._arranged = True
-        model_config = ModelConfig.from_server_args(server_args)
+        model_config = ModelConfig.from_server_args(
+            server_args, is_draft_model=command["architecture"].endswith(" draft")
+        )
         bootstrap.init_layer_runtime(model_config=model_config)
         return model_config, LoadConfig(load_format=load_format, tp_rank=self.rank)

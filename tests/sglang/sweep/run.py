@@ -28,17 +28,25 @@ SUBSET: tuple[str, ...] = (
     "GPT2LMHeadModel",  # transposed in the checkpoint
     "Gemma3ForConditionalGeneration",  # tied embeddings, a tower
     "Phi3ForCausalLM",  # fused in the checkpoint
+    "DeepseekV3ForCausalLM draft",
+    "LlamaForCausalLM modelopt-fp8",
 )
 """Those of every test run."""
 
 
-def architectures() -> list[str]:
-    """Those of SGLang's registry of which transformers can make a checkpoint."""
+UNFIT = ("Qwen3ASRForConditionalGeneration",)
+"""Those that take 16 GB, whatever their configuration says."""
+
+
+def all_names() -> list[str]:
+    """Architectures of SGLang's registry of which transformers can make a checkpoint, and more."""
     from sglang.srt.models.registry import ModelRegistry
 
     from fastload_common.testing.sweep_checkpoints import has_class
+    from tests.sglang.sweep.checkpoints import DRAFTS, QUANTIZED
 
-    return sorted(name for name in ModelRegistry.models if has_class(name))
+    found = sorted(name for name in ModelRegistry.models if has_class(name) and name not in UNFIT)
+    return [*found, *DRAFTS, *QUANTIZED]
 
 
 def sweep(names: Iterable[str], directory: Path, results: Results) -> None:
@@ -55,7 +63,7 @@ def sweep(names: Iterable[str], directory: Path, results: Results) -> None:
                     continue
                 result = Result(name, layout)
                 try:
-                    _run(ranks, name, directory / "models" / name, result)
+                    _run(ranks, name, directory / "models" / name.replace(" ", "+"), result)
                 except RanksLostError as error:
                     result.fail("lost", str(error))
                 results.add(result)
@@ -132,7 +140,7 @@ def main() -> int:
         directory.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("SGLANG_CACHE_DIR", str(directory / "cache"))
         results = Results(directory / "results.jsonl", again=options.again)
-        names = options.names or architectures()
+        names = options.names or all_names()
         sweep(names, directory, results)
         lines = summary(results, names)
         print("\n".join(lines))
