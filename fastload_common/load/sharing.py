@@ -59,12 +59,14 @@ def terms_of(
     arena: Arena,
     fetch: Fetch,
     abort: Callable[[], None],
+    gap_bytes: int,
 ) -> Terms:
     """This rank's part.
 
     Args:
         fetch: brings chunks into the arena.
         abort: ends that at once.
+        gap_bytes: gaps up to this long are read over.
     """
     by_object = settings.verify != "off"
     return Terms(
@@ -72,7 +74,7 @@ def terms_of(
         arena_bytes=arena.size_bytes,
         objects=_objects(checkpoints),
         chunk_bytes=arena.slot_bytes - arena.slot_bytes % ALIGNMENT_BYTES,
-        gap_bytes=settings.merge_gap_bytes,
+        gap_bytes=gap_bytes,
         by_object=by_object,
         headers=digest_of(_entries(checkpoints)) if by_object else b"",
         fetch=fetch,
