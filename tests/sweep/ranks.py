@@ -15,6 +15,10 @@ from typing import Any, Self
 ROOT = Path(__file__).parents[2]
 
 
+START_S = 600.0
+"""For a rank to start: mostly imports, which take minutes where a machine has better to do."""
+
+
 class RanksLostError(RuntimeError):
     """A rank crashed or did not answer in time; all of them are gone."""
 
@@ -35,8 +39,7 @@ class Ranks:
         self._processes: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Self:
-        self._start()
-        return self
+        return self  # they start with the first question
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -97,7 +100,7 @@ class Ranks:
                         text=True,
                     )
                 )
-        self._answers(180.0)
+        self._answers(START_S)
 
     def _answers(self, timeout_s: float) -> list[dict[str, Any]]:
         end_s = time.monotonic() + timeout_s
