@@ -9,20 +9,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from fastload_common.engine.names import Engine, missing
+from fastload_common.engine.names import Engine
 from fastload_common.engine.names import Name as EngineName
 
-__all__ = [
-    "CONFIG_NAMES",
-    "ENGINE",
-    "FIELDS",
-    "LOADER_NAMES",
-    "NAMES",
-    "Name",
-    "engine_version",
-    "missing",
-    "unsupported",
-]
+__all__ = ["CONFIG_NAMES", "ENGINE", "FIELDS", "LOADER_NAMES", "NAMES", "Name"]
 
 ENGINE = Engine(
     title="SGLang",
@@ -31,8 +21,6 @@ ENGINE = Engine(
     logger="",
 )
 Name = partial(EngineName, ENGINE, since="0.5.22")
-engine_version = ENGINE.version
-unsupported = ENGINE.unsupported
 
 _CONFIG = "sglang.srt.configs.load_config"
 _PATHS = "sglang.srt.arg_groups.model_path_hook"

@@ -19,7 +19,7 @@ from torch import Tensor, device, nn
 from fastload_common.clock import SystemClock
 from fastload_common.engine.console import debugging
 from fastload_common.engine.cpu_group import CpuGroup
-from fastload_common.engine.names import LOAD_FORMAT
+from fastload_common.engine.names import LOAD_FORMAT, missing
 from fastload_common.engine.object_model import refuse_other_stores
 from fastload_common.engine.options import settings_of
 from fastload_common.errors import ConfigError, EngineUnsupportedError, FastloadError
@@ -51,9 +51,8 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # SGLang is not there w
     """
 
     def __init__(self, load_config: Any) -> None:
-        faults = compat.missing(compat.LOADER_NAMES)
-        if faults:
-            raise compat.unsupported(faults)
+        if faults := missing(compat.LOADER_NAMES):
+            raise compat.ENGINE.unsupported(faults)
         self.settings = settings_of(
             load_config.model_loader_extra_config, load_config.ignore_patterns
         )
