@@ -341,7 +341,9 @@ FORMATS: dict[str, Format] = {
     ),
     "mxfp4": Format(None, {"quant_method": "mxfp4"}, fused=True),
     "fbgemm-fp8": Format(
-        _fp8_per_channel, {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
+        _fp8_per_channel,
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
+        engine={"allow_deprecated_quantization": True},
     ),
     "auto-round": Format(
         _gptq(4, order=False),

@@ -19,6 +19,8 @@ MAX_SHARD_BYTES = 192 * 1024
 def make(engine: Any, case: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Write the checkpoint, by transformers unless the case says otherwise."""
     architecture, by = case["architecture"], case["by"]
+    if not has_class(architecture):
+        return {"ok": False, "error": "no configuration: transformers has no such class"}
     if case.get("format"):
         write_quantized(directory, architecture, case["config"], FORMATS[case["format"]])
         return {"ok": True, "by": "transformers"}
@@ -26,8 +28,6 @@ def make(engine: Any, case: dict[str, Any], directory: Path) -> dict[str, Any]:
         write_draft(engine, case, directory)
         return {"ok": True, "by": "engine"}
     known = special(architecture)
-    if not has_class(architecture):
-        return {"ok": False, "error": "no configuration: transformers has no such class"}
     if by == "transformers" and not known.get("names"):
         write_by_transformers(directory, architecture, changes=case["config"])
         return {"ok": True, "by": by}
