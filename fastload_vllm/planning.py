@@ -54,6 +54,11 @@ class VllmPlanner:
             ).create_engine_config()
         except (TypeError, ValueError) as error:
             raise ConfigError(f"vLLM refuses this configuration: {error}") from error
+        if config.parallel_config.world_size_across_dp != job.ranks:
+            raise ConfigError(
+                "a plan is of the tensor- and pipeline-parallel ranks of one replica",
+                hint="leave sizes of data and context parallel out",
+            )
         return PreparedVllm(config)
 
 

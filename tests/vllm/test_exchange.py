@@ -72,6 +72,8 @@ def variables(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> 
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "0|1",
         "VLLM_NO_USAGE_STATS": "1",
+        # Else a load takes it from the latency that it observes, which a plan cannot know.
+        "FASTLOAD_MERGE_GAP_BYTES": "1MiB",
         "PYTHONPATH": f"{names}{os.pathsep}{ROOT}",
     }
 
@@ -139,35 +141,34 @@ def test_each_byte_once(loaded: dict[str, list[dict[str, Any]]], kind: str) -> N
     assert max(row["fetched_bytes"] for row in rows) < 0.6 * fetched
 
 
-@pytest.mark.parametrize("kind", ["dense", "gqa", "moe", "mla", "fp8", "fp8-block"])
 def test_the_plan_tells_what_is_loaded(
-    kinds: dict[str, str],
-    variables: dict[str, str],
-    loaded: dict[str, list[dict[str, Any]]],
-    kind: str,
+    kinds: dict[str, str], variables: dict[str, str], loaded: dict[str, list[dict[str, Any]]]
 ) -> None:
+    """Byte by byte, for every rank, whatever the model."""
+    jobs = [[uri, "--tp", str(RANKS)] for uri in kinds.values()]
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "fastload_common.cli.main", "plan", kinds[kind]),
-            *("--tp", str(RANKS), "--json"),
-        ],
+        [sys.executable, str(HERE / "plan_worker.py"), json.dumps(jobs)],
         env=os.environ | variables,
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=800,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    plan = json.loads(done.stdout)
-    rows = loaded[kind]
-    assert plan["model_bytes"] == rows[0]["model_bytes"]
-    for key in ("needed_bytes", "fetched_bytes"):
-        assert [rank[key] for rank in plan["ranks"]] == [row[key] for row in rows], key
-    node = plan["node"]
-    assert node["fetched_bytes"] == rows[0]["node"]["node_fetched_bytes"]
-    assert node["shared_bytes"] == rows[0]["node"]["node_shared_bytes"]
-    assert node["alone_fetched_bytes"] > node["fetched_bytes"]
-    assert not any(rank["eager"] for rank in plan["ranks"])
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    assert len(lines) == len(kinds), done.stderr[-4000:]
+    for kind, line in zip(kinds, lines, strict=True):
+        plan = json.loads(line.removeprefix("RESULT "))
+        assert plan is not None, done.stderr[-4000:]
+        rows = loaded[kind]
+        assert plan["model_bytes"] == rows[0]["model_bytes"]
+        for key in ("needed_bytes", "fetched_bytes"):
+            of_ranks = [rank[key] for rank in plan["ranks"]]
+            assert of_ranks == [row[key] for row in rows], (kind, key)
+        node = plan["node"]
+        assert node["fetched_bytes"] == rows[0]["node"]["node_fetched_bytes"]
+        assert node["shared_bytes"] == rows[0]["node"]["node_shared_bytes"]
+        assert node["alone_fetched_bytes"] > 1.8 * node["fetched_bytes"]
+        assert not any(rank["eager"] for rank in plan["ranks"])
 
 
 def test_a_server_says_it_in_its_log(
