@@ -18,6 +18,7 @@ import json
 import socket
 import struct
 import threading
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,7 +73,9 @@ class Outbox:
             while self._buffer:
                 try:
                     if fds:
-                        sent = socket.send_fds(self._peer, [self._buffer], fds, flags)
+                        # Python 3.11's `socket.send_fds` forgets its flags.
+                        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
+                        sent = self._peer.sendmsg([self._buffer], [rights], flags)
                     else:
                         sent = self._peer.send(self._buffer, flags)
                 except BlockingIOError:
