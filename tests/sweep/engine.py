@@ -71,7 +71,8 @@ class Engine:
         self._layout: dict[str, Any] | None = None
         self._report = Path(os.environ["FASTLOAD_REPORT"])
         os.environ["LOCAL_RANK"] = str(rank)
-        os.environ["VLLM_DIST_IDENT"] = f"sweep-{port}"  # as the CPU worker does
+        # Not the same on all ranks: else each group maps shared memory that it never gives back.
+        os.environ["VLLM_DIST_IDENT"] = f"sweep-{port}-{rank}"
         torch.accelerator.empty_cache = lambda: None  # the CPU worker does the same
         absent.stand_in()
         from vllm.config import VllmConfig, set_current_vllm_config
