@@ -20,6 +20,10 @@
     │   └── TensorMismatchError     shape or dtype do not fit
     ├── TraceError                  the engine did what a lazy tensor cannot stand for
     ├── PeerError                   another rank of this host, which loads together with this one
+    ├── CompileCacheError           the compile cache; the engine compiles instead
+    │   ├── FactorsInvalidError     what a key is made of is incomplete, unknown or noise
+    │   ├── BundleInvalidError      damaged, or not what a bundle may be
+    │   └── BundleUntrustedError    not signed with our key, or kept where others may write
     ├── StagingError                host memory
     │   └── OutOfBudgetError        the budget cannot hold what must be held at once
     └── DeadlineError               the load as a whole took longer than allowed
@@ -35,11 +39,15 @@ from typing import Any, ClassVar
 
 __all__ = [
     "AccessDeniedError",
+    "BundleInvalidError",
+    "BundleUntrustedError",
     "CheckpointError",
     "ChecksumMismatchError",
+    "CompileCacheError",
     "ConfigError",
     "DeadlineError",
     "EngineUnsupportedError",
+    "FactorsInvalidError",
     "FastloadError",
     "HeaderInvalidError",
     "HeaderTooLargeError",
@@ -186,6 +194,22 @@ class PeerError(FastloadError):
     """
 
     failure: Any = None
+
+
+class CompileCacheError(FastloadError):
+    """The compile cache could not be used; never a reason to end a server."""
+
+
+class FactorsInvalidError(CompileCacheError):
+    """What a key is made of is incomplete, unknown, or would differ without a reason."""
+
+
+class BundleInvalidError(CompileCacheError):
+    """A bundle or its manifest is damaged, or asks for what a bundle may not do."""
+
+
+class BundleUntrustedError(CompileCacheError):
+    """A bundle is not signed with the operator's key, or is kept where others may write."""
 
 
 class StagingError(FastloadError):
