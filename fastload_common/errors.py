@@ -23,7 +23,8 @@
     ├── CompileCacheError           the compile cache; the engine compiles instead
     │   ├── FactorsInvalidError     what a key is made of is incomplete, unknown or noise
     │   ├── BundleInvalidError      damaged, or not what a bundle may be
-    │   └── BundleUntrustedError    not signed with our key, or kept where others may write
+    │   ├── BundleUntrustedError    not signed with the operator's key
+    │   └── StoreUnsafeError        other users can write where entries are kept
     ├── StagingError                host memory
     │   └── OutOfBudgetError        the budget cannot hold what must be held at once
     └── DeadlineError               the load as a whole took longer than allowed
@@ -62,6 +63,7 @@ __all__ = [
     "SourceError",
     "SourceUnavailableError",
     "StagingError",
+    "StoreUnsafeError",
     "TensorMismatchError",
     "TensorMissingError",
     "TraceError",
@@ -209,7 +211,11 @@ class BundleInvalidError(CompileCacheError):
 
 
 class BundleUntrustedError(CompileCacheError):
-    """A bundle is not signed with the operator's key, or is kept where others may write."""
+    """A bundle is not signed with the operator's key."""
+
+
+class StoreUnsafeError(CompileCacheError):
+    """Other users can write where entries are kept, and so could run code in the engine."""
 
 
 class StagingError(FastloadError):

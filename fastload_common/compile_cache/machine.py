@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 import re
 import sysconfig
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 
 from fastload_common.compile_cache.nvml import Gpu, list_gpus
 
-__all__ = ["CPU_ISA", "Machine", "ThisMachine", "TorchBuild", "machine_factors"]
+__all__ = ["CPU_ISA", "Machine", "ThisMachine", "TorchBuild", "fits_machine", "machine_factors"]
 
 # Every set that a compiler takes up by itself with -march=native (Inductor's C++ uses it), and
 # those that Inductor or the engines' kernels ask for. Names as in /proc/cpuinfo.
@@ -175,6 +176,26 @@ def machine_factors(machine: Machine | None = None, *, kind: str | None = None) 
     elif kind == "rocm":
         found["hardware.gpu_driver"] = machine.text("/sys/module/amdgpu/version").strip() or None
     return {name: value for name, value in found.items() if value is not None}
+
+
+def fits_machine(factors: Mapping[str, Any], machine: Machine | None = None) -> bool:
+    """Whether artefacts with these factors could be used on this hardware, whatever is installed.
+
+    For a node agent, whose own image has another torch than the engine's, or none.
+    """
+    machine = machine or ThisMachine()
+    here: dict[str, Any] = {
+        "hardware.machine": machine.architecture(),
+        "hardware.cpu_isa": _cpu_isa(machine),
+    }
+    if factors.get("hardware.kind") == "cuda":
+        gpus = machine.gpus()
+        here |= {
+            "hardware.gpus": sorted({gpu.name for gpu in gpus}),
+            "hardware.gpu_architectures": sorted({gpu.architecture for gpu in gpus}),
+            "hardware.gpu_driver": machine.gpu_driver(),
+        }
+    return all(factors.get(name) == value for name, value in here.items())
 
 
 def _triton(machine: Machine) -> str | None:

@@ -16,7 +16,7 @@ _NETWORK_NAMES = frozenset(_NETWORK.split())
 
 
 def unsafe_reason(directory: Path) -> str | None:
-    """Why others could put code into a directory that is there; None if only this user can, or root.
+    """Why others could put code into a directory; None if only this user and root can.
 
     Raises:
         OSError: it cannot be looked at.
@@ -30,8 +30,7 @@ def unsafe_reason(directory: Path) -> str | None:
     for parent in path.parents:
         status = parent.stat()
         # Whoever can rename what is in a parent can put another directory in its place.
-        others = stat.S_IWOTH if parent != path.parent else stat.S_IWOTH | stat.S_IWGRP
-        if status.st_mode & others and not status.st_mode & stat.S_ISVTX:
+        if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
             return f"{parent} can be written by others, so {path} can be replaced"
     return None
 

@@ -18,6 +18,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +35,7 @@ from fastload_common.compile_cache.stores.directory import (
     unsafe_reason,
 )
 from fastload_common.compile_cache.trust import Keys
-from fastload_common.errors import BundleInvalidError, BundleUntrustedError, CompileCacheError
+from fastload_common.errors import BundleInvalidError, CompileCacheError, StoreUnsafeError
 from fastload_common.units import format_size
 
 __all__ = ["NodeStore"]
@@ -227,7 +228,7 @@ class NodeStore:
             except FileNotFoundError:
                 return
             if reason is not None:
-                raise BundleUntrustedError(
+                raise StoreUnsafeError(
                     f"the compile cache is not used: {reason}, and could put code into it",
                     hint="chmod go-w; or sign entries (FASTLOAD_COMPILE_CACHE_SIGNING_KEY_FILE); "
                     "or FASTLOAD_COMPILE_CACHE_FORCE=true",
@@ -236,12 +237,18 @@ class NodeStore:
     # Writing
 
     def _prepare(self) -> None:
-        for path in (self.directory, self._base, self._entries, self._drafts, self._locks):
-            if not path.is_dir():
-                path.mkdir(parents=path == self.directory, exist_ok=True)
-                if not self._forced:
-                    path.chmod(0o755)
+        if not self.directory.is_dir():
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(PermissionError):  # another user's process was faster
+                self.directory.chmod(0o755)
         self._check_trust()
+        # Whom the operator lets write into the directory may write here as well.
+        mode = (stat.S_IMODE(self.directory.stat().st_mode) & 0o1777) | 0o755
+        for path in (self._base, self._entries, self._drafts, self._locks):
+            if not path.is_dir():
+                path.mkdir(exist_ok=True)
+                with contextlib.suppress(PermissionError):
+                    path.chmod(mode)
 
     @contextlib.contextmanager
     def _lock(self, key: str) -> Iterator[bool]:
@@ -252,9 +259,11 @@ class NodeStore:
         path = self._locks / key
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
-            yield _try_lock(descriptor) is not False
-            with contextlib.suppress(OSError):
-                path.unlink()
+            is_ours = _try_lock(descriptor) is not False
+            yield is_ours
+            if is_ours:
+                with contextlib.suppress(OSError):
+                    path.unlink()
         finally:
             os.close(descriptor)
 
@@ -283,7 +292,8 @@ class NodeStore:
             return
         for path in drafts:
             with contextlib.suppress(OSError):
-                age_s = self._clock.wall_s() - path.lstat().st_mtime
+                # Whichever clock is wrong, time goes on.
+                age_s = abs(self._clock.wall_s() - path.lstat().st_mtime)
                 if age_s > _ABANDONED_S or (age_s > _YOUNG_S and self._is_abandoned(path)):
                     shutil.rmtree(path, ignore_errors=True)
 
