@@ -76,6 +76,7 @@ def package(
     """Pack in memory."""
     blob = io.BytesIO()
     manifest = pack(factors, roots, blob, how)
+    blob.seek(0)
     return Package(manifest, encode_manifest(manifest, keys), blob)
 
 
