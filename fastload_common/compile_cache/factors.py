@@ -138,7 +138,7 @@ def check_factors(given: Mapping[str, Any]) -> Factors:
             near = difflib.get_close_matches(str(name), _BY_NAME, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}? " if near else ""
             raise FactorsInvalidError(
-                f"unknown factor {name!r}", hint=f"{hint}docs/compile-cache.md lists all"
+                f"unknown factor {name!r}", hint=f"{hint}docs/compile-cache-key.md lists all"
             )
     checked = {
         name: _plain(given[name], name, 0) for name in sorted(given) if given[name] is not None

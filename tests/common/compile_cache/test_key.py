@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from fastload_common.compile_cache.factors import FACTORS as KNOWN
 from fastload_common.compile_cache.factors import check_factors, pick_variables
 from fastload_common.compile_cache.key import diff, key_of, nearest
 from fastload_common.errors import FactorsInvalidError
@@ -117,10 +116,3 @@ def test_the_nearest_entry_is_of_the_same_model_if_there_is_one() -> None:
     alone = nearest([("b", other_model)], FACTORS)
     assert alone is not None
     assert alone[0] == "b"
-
-
-def test_every_factor_is_documented() -> None:
-    page = (ROOT / "docs" / "compile-cache.md").read_text(encoding="utf-8")
-    for factor in KNOWN:
-        assert f"`{factor.name}`" in page, factor.name
-        assert factor.meaning in page, factor.name
