@@ -60,8 +60,7 @@ def list_(assignments: SetOption = None, as_json: AsJson = False) -> None:
     found = [
         _facts(store, manifest)
         for store in _stores(_open(assignments))
-        for key in store.keys()  # noqa: SIM118
-        if (manifest := store.manifest(key)) is not None
+        for manifest in store.manifests()
     ]
     if as_json:
         print_json(found)
@@ -165,7 +164,7 @@ def prewarm(
     machine = ThisMachine()
     wanted = [
         manifest.key
-        for manifest in remote.manifests(most=None)
+        for manifest in remote.manifests()
         if everything or fits_machine(manifest.factors, machine)
     ]
     _copy(remote, node, wanted)

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fastload_common.config_values import ENV_PREFIX
 from fastload_common.errors import FactorsInvalidError
 
 __all__ = ["FACTORS", "Factor", "Factors", "check_factors", "pick_variables"]
@@ -167,6 +168,8 @@ def pick_variables(environ: Mapping[str, str], names: Collection[str]) -> dict[s
 
 
 def _check_variable(name: str) -> None:
+    if name.startswith(ENV_PREFIX):
+        raise FactorsInvalidError(f"{name} is a setting of fastload: it changes no artefact")
     noisy = _NOISY_PARTS.intersection(name.upper().split("_"))
     if noisy:
         raise FactorsInvalidError(

@@ -37,7 +37,7 @@ __all__ = ["CompileCache", "Outcome"]
 
 logger = logging.getLogger(__name__)
 
-_IN_MEMORY_BYTES = 64 * MIB
+_IN_MEMORY_BYTES = 256 * MIB
 
 
 @dataclass
@@ -206,6 +206,9 @@ class CompileCache:
             except OSError as error:
                 logger.warning("fastload: compile cache: cannot unpack: %s", error)
                 reason = f"cannot unpack: {error.strerror or type(error).__name__}"
+            except BaseException:
+                entry.blob.close()
+                raise
             if reason is not None:
                 entry.blob.close()
                 reasons.append(reason)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
@@ -27,6 +28,7 @@ __all__ = ["unpack"]
 
 _PIECE_BYTES = 1 << 20
 _DRAFT = ".fastload-unpacking-"
+_YOUNG_S = 60.0
 
 
 def unpack(manifest: Manifest, blob: BinaryIO, roots: Mapping[str, Path]) -> None:
@@ -68,12 +70,32 @@ def _draft(destination: Path) -> Iterator[Path]:
     destination.parent.mkdir(parents=True, exist_ok=True)
     # On the same file system, so that it can be renamed; its parent only this user can enter.
     parent = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=destination.parent))
+    descriptor = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _sweep(parent)
         draft = parent / "tree"
         draft.mkdir(mode=0o755)
         yield draft
     finally:
         shutil.rmtree(parent, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _sweep(draft: Path) -> None:
+    """Remove what dead processes left beside a new draft."""
+    now_s = draft.stat().st_mtime  # by the clock of this file system
+    for other in draft.parent.glob(f"{_DRAFT}*"):
+        with contextlib.suppress(OSError):
+            if abs(now_s - other.lstat().st_mtime) < _YOUNG_S or other.is_symlink():
+                continue  # it may not be locked yet
+            descriptor = os.open(other, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(other, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
 def _write(record: FileRecord, source: zstd.Reader, path: Path) -> None:

@@ -79,3 +79,13 @@ def worker(*arguments: object, prefix: tuple[str, ...] = (), **more: Any) -> dic
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found | {"stderr": done.stderr}
+
+
+def spawn(*arguments: object) -> subprocess.Popen[str]:
+    """A worker that runs on; its first line is awaited."""
+    command = [sys.executable, "-m", "tests.cases.cache_worker", *map(str, arguments)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline()
+    return process

@@ -3,6 +3,7 @@
 python -m tests.cases.cache_worker kills DIRECTORY ROUNDS
 python -m tests.cases.cache_worker pairs DIRECTORY PAIRS
 python -m tests.cases.cache_worker start DIRECTORY
+python -m tests.cases.cache_worker leave SCRATCH PLACES
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from fastload_common.clock import SystemClock
 from fastload_common.compile_cache.lifecycle import CompileCache
@@ -61,6 +64,11 @@ def publish(directory: Path, number: int) -> None:
         NodeStore(directory, max_bytes=BOUND_BYTES).put(made)
 
 
+def say_and_publish(ready: int, directory: Path, number: int) -> None:
+    os.write(ready, b"x")
+    publish(directory, number)
+
+
 def read(directory: Path) -> str:
     """``miss``, or who made what was found; raises if it is mixed or not whole."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -77,6 +85,10 @@ def read(directory: Path) -> str:
         return found.pop().decode()
 
 
+def read_once(directory: Path) -> None:
+    read(directory)
+
+
 def kills(directory: Path, rounds: int) -> dict[str, object]:
     """Kill a writer at a random moment, over and over; whatever is then there must be whole."""
     chance = random.Random(7)
@@ -84,11 +96,7 @@ def kills(directory: Path, rounds: int) -> dict[str, object]:
     for number in range(rounds):
         ready_r, ready_w = os.pipe()
 
-        def work(number: int = number, ready: int = ready_w) -> None:
-            os.write(ready, b"x")
-            publish(directory, number)
-
-        pid = in_child(work)
+        pid = in_child(partial(say_and_publish, ready_w, directory, number))
         os.read(ready_r, 1)
         threading.Event().wait(chance.uniform(0, 0.02))
         with contextlib.suppress(ProcessLookupError):
@@ -111,14 +119,26 @@ def pairs(directory: Path, count: int) -> dict[str, object]:
     for number in range(count):
         place = directory / str(number)
         pids = [
-            in_child(lambda place=place, n=number: publish(place, 2 * n)),
-            in_child(lambda place=place, n=number: publish(place, 2 * n + 1)),
-            in_child(lambda place=place: print(read(place), file=sys.stderr)),
-            in_child(lambda place=place: print(read(place), file=sys.stderr)),
+            in_child(partial(publish, place, 2 * number)),
+            in_child(partial(publish, place, 2 * number + 1)),
+            in_child(partial(read_once, place)),
+            in_child(partial(read_once, place)),
         ]
         failed += sum(os.waitpid(pid, 0)[1] != 0 for pid in pids)
         assert int(read(place)) // 2 == number
     return {"failed": failed, "pairs": count}
+
+
+def leave(directory: Path, place: str) -> NoReturn:
+    """Publish, say so, and end at once, as a process does that has nothing more to do."""
+    settings = Settings(compile_cache=tuple(place.split(",")), compile_cache_deadline_s=2.0)
+    cache = CompileCache.open(settings, SystemClock())
+    assert cache is not None
+    roots = write_trees(directory / "made")
+    outcome = cache.restore(FACTORS, {name: directory / "none" / name for name in roots})
+    cache.publish(outcome, roots)
+    print("leaving", flush=True)
+    sys.exit(0)
 
 
 def start(directory: Path) -> dict[str, object]:
@@ -139,6 +159,8 @@ def main() -> None:
     """See the module."""
     what, directory, *rest = sys.argv[1:]
     try:
+        if what == "leave":
+            leave(Path(directory), rest[0])
         if what == "start":
             found = start(Path(directory))
         else:

@@ -58,6 +58,7 @@ NOISE = {
     "VLLM_API_KEY": "secret",
     "VLLM_PLUGINS": "fastload",
     "VLLM_CACHE_ROOT": "/cache",
+    "FASTLOAD_CONCURRENCY": "7",
     "HOME": "/tmp/home",
     "TORCHINDUCTOR_CACHE_DIR": "/cache/inductor",
     "AWS_ENDPOINT_URL": "https://example.invalid",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from fastload_common.testing.rig import (
     Stall,
 )
 from fastload_common.testing.s3_server import S3Server
+from tests.cases.cache_node import spawn
 from tests.cases.harness import use
 from tests.common.compile_cache.artefacts import (
     FACTORS,
@@ -267,6 +269,18 @@ def test_c20_a_store_that_hangs_delays_a_start_by_the_deadline_at_most(
     assert outcome.status == "miss"
     assert outcome.restore_s < DEADLINE_S + 2
     assert len(warnings(caplog)) == 1
+    rig.release()
+
+
+def test_c20_an_upload_that_hangs_delays_the_end_of_a_process_by_the_deadline_at_most(
+    rig: Rig, tmp_path: Path
+) -> None:
+    rig.arrange([Fault(Stall(), methods=("PUT",))])
+    process = spawn("leave", tmp_path, f"{tmp_path / 'cache'},s3://bucket/cache")
+    begun_s = time.monotonic()
+    assert process.wait(60) == 0
+    assert time.monotonic() - begun_s < 2.0 + 8.0  # it runs on a busy machine
+    assert len(list((tmp_path / "cache/v1/entries").iterdir())) == 1
     rig.release()
 
 

@@ -13,10 +13,12 @@ from typing import Any, NoReturn
 import pytest
 
 from fastload_common.clock import SystemClock
+from fastload_common.compile_cache.lifecycle import CompileCache
 from fastload_common.compile_cache.stores import directory as directory_facts
 from fastload_common.compile_cache.stores.node import NodeStore
-from tests.cases.cache_node import BOUND_BYTES, Node, warnings, worker
-from tests.common.compile_cache.artefacts import TREES, package, write_trees
+from fastload_common.compile_cache.unpack import unpack
+from tests.cases.cache_node import BOUND_BYTES, Node, spawn, warnings, worker
+from tests.common.compile_cache.artefacts import FACTORS, TREES, package, write_trees
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 
@@ -212,3 +214,40 @@ def test_c11_the_slower_of_two_writers_gives_its_entry_up(
     assert store.put(made).reason == "another process was faster"
     store.verify(made.manifest.key)
     assert os.listdir(tmp_path / "cache/v1/drafts") == []
+
+
+def test_c09_what_a_killed_start_left_beside_the_engines_directories_is_removed(
+    tmp_path: Path,
+) -> None:
+    made = package(write_trees(tmp_path / "a"))
+    there = tmp_path / "b"
+    for name, age_s in (("dead", 3600), ("young", 0), ("alive", 3600)):
+        draft = there / f".fastload-unpacking-{name}"
+        (draft / "tree").mkdir(parents=True)
+        now_s = draft.stat().st_mtime
+        os.utime(draft, (now_s - age_s, now_s - age_s))
+    descriptor = os.open(there / ".fastload-unpacking-alive", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    unpack(made.manifest, made.blob, {name: there / name for name in TREES})
+    os.close(descriptor)
+    left = {path.name.removeprefix(".fastload-unpacking-") for path in there.glob(".fastload*")}
+    assert left == {"young", "alive"}
+
+
+def test_c13_the_key_is_that_of_the_moment_of_restoring(node: Node, tmp_path: Path) -> None:
+    cache = CompileCache.open(node.settings, SystemClock())
+    assert cache is not None
+    table = {"a": 1}
+    factors = {**FACTORS, "engine.factors": table}
+    outcome = cache.restore(factors, {name: tmp_path / "b" / name for name in TREES})
+    table["a"] = 2
+    factors["engine.version"] = "changed by the engine's own start"
+    cache.publish(outcome, write_trees(tmp_path / "c"))
+    assert cache.close(60)
+    assert node.start(**{"engine.factors": {"a": 1}}).status == "hit"
+
+
+def test_c20_what_is_published_at_the_end_of_a_process_is_published(tmp_path: Path) -> None:
+    process = spawn("leave", tmp_path, tmp_path / "cache")
+    assert process.wait(60) == 0
+    assert len(NodeStore(tmp_path / "cache", max_bytes=BOUND_BYTES).keys()) == 1

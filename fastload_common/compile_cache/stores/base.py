@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import BinaryIO, Protocol
@@ -94,4 +95,12 @@ class Store(Protocol):
 
     def manifest(self, key: str) -> Manifest | None:
         """Only the manifest; None if there is no such entry or it is of no use."""
+        ...
+
+    def manifests(self, most: int | None = None) -> Iterator[Manifest]:
+        """The manifests of all entries that are of use, or of some.
+
+        Args:
+            most: look at no more than these.
+        """
         ...

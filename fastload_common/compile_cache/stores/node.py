@@ -146,10 +146,17 @@ class NodeStore:
 
     def manifest(self, key: str) -> Manifest | None:
         try:
-            data = (self._entries / key / _MANIFEST).read_bytes()
-            return decode_manifest(data, keys=self._keys, key=key, limits=self._limits)
+            found = self._open(key)
+            if found is None:
+                return None
+            found[1].close()
+            return decode_manifest(found[0], keys=self._keys, key=key, limits=self._limits)
         except (OSError, CompileCacheError):
             return None
+
+    def manifests(self, most: int | None = None) -> Iterator[Manifest]:
+        found = (self.manifest(key) for key in self.keys()[:most])
+        return (manifest for manifest in found if manifest is not None)
 
     def facts(self, key: str) -> tuple[int, float]:
         """Bytes on disk and seconds (UTC) of the last use of an entry."""
@@ -170,10 +177,14 @@ class NodeStore:
 
     def reject(self, key: str) -> bool:
         """Take a damaged entry out of the way; False where that is not allowed here."""
-        entry = self._entries / key
         try:
             self._quarantine.mkdir(exist_ok=True)
-            os.rename(entry, _unused(self._quarantine, key))
+            aside = Path(tempfile.mkdtemp(prefix=f"{key}-", dir=self._quarantine))
+            try:
+                os.rename(self._entries / key, aside)  # which is empty, and replaced
+            except BaseException:
+                aside.rmdir()
+                raise
             kept = sorted(self._quarantine.iterdir(), key=lambda path: path.stat().st_mtime_ns)
         except FileNotFoundError:
             return True  # somebody else has
@@ -328,7 +339,16 @@ class NodeStore:
 
 def _open_at(name: str, directory: int) -> BinaryIO:
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would block
-    return open(os.open(name, flags, dir_fd=directory), "rb")
+    try:
+        descriptor = os.open(name, flags, dir_fd=directory)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise BundleInvalidError(f"the entry's {name} is a link") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise BundleInvalidError(f"the entry's {name} is no file")
+    return open(descriptor, "rb")
 
 
 def _try_lock(descriptor: int) -> bool | None:
@@ -363,8 +383,3 @@ def _settle(stream: BinaryIO) -> None:
 
 def _size_bytes(entry: Path) -> int:
     return sum(item.stat(follow_symlinks=False).st_size for item in os.scandir(entry))
-
-
-def _unused(directory: Path, key: str) -> Path:
-    """A name that nobody uses: an empty directory, which a rename replaces."""
-    return Path(tempfile.mkdtemp(prefix=f"{key}-", dir=directory))

@@ -40,10 +40,8 @@ __all__ = ["S3Store"]
 
 _RANGE_BYTES = 8 * MIB
 _CONNECTIONS = 4
-_IN_MEMORY_BYTES = 64 * MIB
+_IN_MEMORY_BYTES = 256 * MIB
 _MOST_ATTEMPTS = 3
-_MOST_COMPARED = 64
-"""Manifests that a miss is compared with; each is a request."""
 
 
 class S3Store:
@@ -139,8 +137,8 @@ class S3Store:
         with self._source() as source:
             return self._manifest(source, key)
 
-    def manifests(self, most: int | None = _MOST_COMPARED) -> Iterator[Manifest]:
-        """The manifests that are of use, over one connection; of many only some."""
+    def manifests(self, most: int | None = None) -> Iterator[Manifest]:
+        """See `Store.manifests`; over one connection, within one deadline."""
         keys = self.keys()[:most]
         with self._source() as source:
             for key in keys:

@@ -24,6 +24,9 @@ __all__ = ["TieredStore"]
 
 logger = logging.getLogger(__name__)
 
+_MOST_COMPARED = 64
+"""Manifests of each store that a miss is compared with; in S3 each is a request."""
+
 
 class TieredStore:
     """Both stores of one configuration.
@@ -95,11 +98,10 @@ class TieredStore:
         # Whoever looks for reasons must not cause trouble.
         with contextlib.suppress(FastloadError, OSError):
             if self.node is not None:
-                found = (self.node.manifest(key) for key in self.node.keys())  # noqa: SIM118
-                yield from (manifest for manifest in found if manifest is not None)
+                yield from self.node.manifests(_MOST_COMPARED)
         with contextlib.suppress(FastloadError, OSError):
             if self.remote is not None:
-                yield from self.remote.manifests()
+                yield from self.remote.manifests(_MOST_COMPARED)
 
     def _stores(self) -> list[Store]:
         return [store for store in (self.node, self.remote) if store is not None]
@@ -124,7 +126,7 @@ class TieredStore:
     def _note(self, store: str, what: str, error: Exception, more: str = "") -> None:
         note = f"{store} {what}: {_words(error)}{more}"
         # The same trouble at restoring and at publishing is one trouble.
-        if not any(known.startswith(store) for known in self.notes):
+        if not any(known.startswith(f"{store} ") for known in self.notes):
             logger.warning("fastload: compile cache: %s", note)
         self.notes.append(note)
 
