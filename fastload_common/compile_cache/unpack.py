@@ -22,6 +22,7 @@ from typing import BinaryIO
 from fastload_common.compile_cache import zstd
 from fastload_common.compile_cache.bundle import check_blob
 from fastload_common.compile_cache.manifest import FileRecord, Manifest
+from fastload_common.compile_cache.stores.directory import is_network_mount
 from fastload_common.errors import BundleInvalidError
 
 __all__ = ["unpack"]
@@ -72,9 +73,10 @@ def _draft(destination: Path) -> Iterator[Path]:
     parent = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=destination.parent))
     descriptor = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _sweep(parent)
+        if not is_network_mount(parent):
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _sweep(parent)
         draft = parent / "tree"
         draft.mkdir(mode=0o755)
         yield draft
