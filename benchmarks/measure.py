@@ -22,7 +22,7 @@ from benchmarks.server import S3Server
 from benchmarks.work import Work
 from fastload_common.config import environment
 
-__all__ = ["ClientFailedError", "Cost", "measure", "missing"]
+__all__ = ["ClientFailedError", "Cost", "client_environment", "measure", "missing"]
 
 _NEEDS = {
     "boto": "boto3",
@@ -107,7 +107,7 @@ def measure(
     server.take_counters()
     process = subprocess.Popen(
         _command(work, server, programs),
-        env=_client_environment(server, work),
+        env=client_environment(server, work),
         cwd=Path(__file__).parent.parent,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -159,7 +159,8 @@ def _command(work: Work, server: S3Server, programs: Programs) -> list[str]:
     return [str(programs.client), *map(str, shape), *items]
 
 
-def _client_environment(server: S3Server, work: Work) -> dict[str, str]:
+def client_environment(server: S3Server, work: Work | None = None) -> dict[str, str]:
+    """The variables of a client: the store's, and none of the caller's that would change it."""
     ours = ("AWS_", "FASTLOAD_", "RUNAI_")
     kept = {
         name: value
@@ -179,7 +180,9 @@ def _client_environment(server: S3Server, work: Work) -> dict[str, str]:
     if server.bundle is not None:
         settings |= {"AWS_CA_BUNDLE": str(server.bundle), "SSL_CERT_FILE": str(server.bundle)}
     # Libraries that read their settings when they are loaded get them here.
-    variables: dict[str, str] = (work.options or {}).get("environment", {})
+    variables: dict[str, str] = {}
+    if work is not None and work.options:
+        variables = work.options.get("environment", {})
     return kept | settings | variables
 
 

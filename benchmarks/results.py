@@ -31,6 +31,8 @@ _PACKAGES = (
     "runai-model-streamer",
     "runai-model-streamer-s3",
     "torch",
+    "orbax-checkpoint",
+    "numpy",
 )
 
 

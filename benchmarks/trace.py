@@ -16,7 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -30,7 +31,7 @@ from fastload_common.trace.nodes import FileNode
 from fastload_common.trace.recorder import Recorder
 from fastload_common.trace.transfer import Transfer
 
-HIDDEN, INTERMEDIATE, EXPERTS, RANKS, RANK = 64, 128, 256, 8, 3
+EXPERTS, RANKS, RANK = 256, 8, 3
 BAR_SECONDS, BAR_MICROSECONDS = 5.0, 25.0
 
 
@@ -44,22 +45,40 @@ class NoResolver:
         raise AssertionError("the trace read something")
 
 
-def entries(count: int) -> Iterator[TensorEntry]:
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of one expert, and where its parameters lie (``meta``: nowhere, so they may be large)."""
+
+    hidden: int = 64
+    intermediate: int = 128
+    device: str = "cpu"
+
+    @property
+    def tensor_bytes(self) -> int:
+        return self.hidden * self.intermediate * 2
+
+
+SMALL = Sizes()
+
+
+def entries(count: int, sizes: Sizes = SMALL) -> Iterator[TensorEntry]:
     """Layers of 256 experts with three matrices each, 4 GiB to a shard."""
-    size_bytes = HIDDEN * INTERMEDIATE * 2
+    hidden, intermediate, size_bytes = sizes.hidden, sizes.intermediate, sizes.tensor_bytes
     per_shard = (4 << 30) // size_bytes
+    objects = [
+        ObjectId(f"s3://b/model-{shard:05}.safetensors", '"1"', 5 << 30)
+        for shard in range(-(-count // per_shard))
+    ]
     for index in range(count):
         layer, rest = divmod(index, 3 * EXPERTS)
         expert, kind = divmod(rest, 3)
         shard, place = divmod(index, per_shard)
-        object_id = ObjectId(f"s3://b/model-{shard:05}.safetensors", '"1"', 5 << 30)
-        start = 1 << 20 | place * size_bytes
-        shape = (HIDDEN, INTERMEDIATE) if kind == 2 else (INTERMEDIATE, HIDDEN)
+        start = (1 << 20) + place * size_bytes
         yield TensorEntry(
             f"layers.{layer}.experts.{expert}.{('gate', 'up', 'down')[kind]}_proj.weight",
             "BF16",
-            shape,
-            object_id,
+            (hidden, intermediate) if kind == 2 else (intermediate, hidden),
+            objects[shard],
             ByteRange(start, start + size_bytes),
         )
 
@@ -67,44 +86,63 @@ def entries(count: int) -> Iterator[TensorEntry]:
 class Layer:
     """One layer's fused experts, as the engines keep them."""
 
-    def __init__(self) -> None:
-        part = INTERMEDIATE // RANKS
-        self.w13 = parameter(EXPERTS, 2 * part, HIDDEN)
-        self.w2 = parameter(EXPERTS, HIDDEN, part)
+    def __init__(self, sizes: Sizes, rank: int) -> None:
+        self.part = part = sizes.intermediate // RANKS
+        self.rank = rank
+        self.w13 = parameter(EXPERTS, 2 * part, sizes.hidden, device=sizes.device)
+        self.w2 = parameter(EXPERTS, sizes.hidden, part, device=sizes.device)
 
     def load(self, expert: int, kind: int, loaded: torch.Tensor) -> None:
-        part = INTERMEDIATE // RANKS
+        part, start = self.part, self.rank * self.part
         if kind == 2:
-            self.w2.data[expert].copy_(loaded.narrow(1, RANK * part, part))
+            self.w2.data[expert].copy_(loaded.narrow(1, start, part))
             return
         target = self.w13.data[expert].narrow(0, kind * part, part)
-        target.copy_(loaded.narrow(0, RANK * part, part))
+        target.copy_(loaded.narrow(0, start, part))
 
 
-def parameter(*sizes: int) -> torch.nn.Parameter:
-    return torch.nn.Parameter(torch.empty(sizes, dtype=torch.bfloat16), requires_grad=False)
+def parameter(*sizes: int, device: str = "cpu") -> torch.nn.Parameter:
+    data = torch.empty(sizes, dtype=torch.bfloat16, device=device)
+    return torch.nn.Parameter(data, requires_grad=False)
 
 
-def trace(count: int) -> dict[str, float]:
-    """Trace a checkpoint of `count` tensors, then plan it."""
-    rows = list(entries(count))
-    layers = [Layer() for _ in range(-(-count // (3 * EXPERTS)))]
-    recorder = Recorder(NoResolver())
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What was recorded, and the CPU and wall seconds it took. Keep the recorder alive."""
+
+    recorder: Recorder
+    transfers: list[Transfer]
+    cpu_s: float
+    wall_s: float
+
+
+def record(rows: Sequence[TensorEntry], sizes: Sizes = SMALL, rank: int = RANK) -> Traced:
+    """Trace one rank's loading of a checkpoint."""
+    layers = [Layer(sizes, rank) for _ in range(-(-len(rows) // (3 * EXPERTS)))]
+    recorder = Recorder(NoResolver(), dry=sizes.device == "meta")
     started, wall = time.thread_time(), time.perf_counter()
     with recorder.recording():
         for index, entry in enumerate(rows):
             layer, rest = divmod(index, 3 * EXPERTS)
             layers[layer].load(rest // 3, rest % 3, recorder.lazy(entry))
-    traced, traced_wall = time.thread_time(), time.perf_counter()
-    reads = [read_of(transfer) for transfer in recorder.ledger.transfers]
+    cpu_s, wall_s = time.thread_time() - started, time.perf_counter() - wall
+    transfers = list(recorder.ledger.transfers)
+    assert len(transfers) == len(rows)
+    return Traced(recorder, transfers, cpu_s, wall_s)
+
+
+def trace(count: int) -> dict[str, float]:
+    """Trace a checkpoint of `count` tensors, then plan it."""
+    traced = record(list(entries(count)))
+    started = time.thread_time()
+    reads = [read_of(transfer) for transfer in traced.transfers]
     plan = plan_reads(reads, chunk_bytes=8 << 20, merge_gap_bytes=1 << 20)
     planned = time.thread_time()
-    assert len(reads) == count
     return {
         "tensors": count,
-        "trace_s": traced - started,
-        "trace_wall_s": traced_wall - wall,
-        "plan_s": planned - traced,
+        "trace_s": traced.cpu_s,
+        "trace_wall_s": traced.wall_s,
+        "plan_s": planned - started,
         "requests": len(plan.chunks),
     }
 
@@ -126,7 +164,7 @@ def per_operation_us(rounds: int = 7, count: int = 2000) -> dict[str, float]:
         best = float("inf")
         for _ in range(rounds):
             recorder = Recorder(NoResolver())
-            param = parameter(count, INTERMEDIATE, HIDDEN)
+            param = parameter(count, SMALL.intermediate, SMALL.hidden)
             with recorder.recording():
                 lazy = recorder.lazy(entry)
                 targets = [param.data[index] for index in range(count)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastload_common.units import MIB
 
-__all__ = ["BUCKET", "Item", "Piece", "Work", "check", "objects_of"]
+__all__ = ["BUCKET", "Item", "Piece", "Work", "check", "objects_of", "word_at"]
 
 BUCKET = "bucket"
 
@@ -90,6 +90,11 @@ def objects_of(count: int, size_bytes: int) -> tuple[Item, ...]:
     )
 
 
+def word_at(offset: int) -> bytes:
+    """The 8 bytes that stand at an offset behind the header, a multiple of 8, of every object."""
+    return struct.pack("<Q", offset % _PERIOD_BYTES // 8 * _GOLDEN % 2**64)
+
+
 def check(data: bytes | bytearray | memoryview, offset: int) -> None:
     """Compare the first and the last word of what was received from this offset of an object.
 
@@ -98,6 +103,5 @@ def check(data: bytes | bytearray | memoryview, offset: int) -> None:
     for place in (0, len(data) - 8):
         if offset + place < HEADER_BYTES:
             continue
-        expected = (offset + place) % _PERIOD_BYTES // 8 * _GOLDEN % 2**64
-        if struct.unpack_from("<Q", data, place)[0] != expected:
+        if bytes(data[place : place + 8]) != word_at(offset + place):
             raise AssertionError(f"wrong bytes at {offset + place}")

@@ -1,10 +1,10 @@
-"""Serve a small random model straight from S3 with the real vLLM and compare its tokens.
+"""Serve a small random model straight from S3 with a real engine and compare its tokens.
 
-Run by ``make demo``. Starts an S3 server on this machine that checks credentials, makes a
-random Qwen3 with a tokenizer, uploads it, and serves it four times: with vLLM's default
-loader from the directory and with fastload from S3, each with one and with two ranks. Prints
-fastload's reports and whether the greedy tokens are equal. Leaves nothing running and nothing
-on disk.
+Run by ``make demo`` (vLLM) and ``make demo-sglang``. Starts an S3 server on this machine that
+checks credentials, makes a random Qwen3 with a tokenizer, uploads it, and serves it four times:
+with the engine's default loader from the directory and with fastload from S3, each with one and
+with two ranks. Prints fastload's reports and whether the greedy tokens are equal. Leaves nothing
+running and nothing on disk.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from fastload_common.testing import sglang_cpu
 from fastload_common.testing.s3_server import S3Server, free_port
 from fastload_common.testing.tiny_models import write_tiny_model
 from fastload_common.testing.vllm_cpu import add_vllm_metadata
@@ -41,32 +42,123 @@ class DemoError(Exception):
     """The demo did not show what it is there to show."""
 
 
+class Engine(Protocol):
+    """What differs between engines.
+
+    Attributes:
+        name: as its makers write it.
+        segments: patterns of the segments of shared memory that it leaves behind.
+    """
+
+    name: str
+    segments: tuple[str, ...]
+
+    def command(self, model: str, load_format: str, ranks: int, port: int) -> list[str]: ...
+
+    def variables(self, work: Path, ranks: int) -> dict[str, str]: ...
+
+    def completion(self, port: int) -> dict[str, Any]:
+        """Greedy tokens after the prompt, and their log-probabilities."""
+        ...
+
+
+class Vllm:
+    name: str = "vLLM"
+    segments: tuple[str, ...] = ("vllm_*", "psm_*")
+
+    def command(self, model: str, load_format: str, ranks: int, port: int) -> list[str]:
+        return [
+            str(Path(sys.executable).parent / "vllm"),
+            *("serve", model, "--load-format", load_format),
+            *("--served-model-name", "demo", "--host", "127.0.0.1", "--port", str(port)),
+            *("--tensor-parallel-size", str(ranks), "--max-model-len", "256"),
+            *("--max-num-seqs", "4", "--dtype", "bfloat16", "--enforce-eager"),
+        ]
+
+    def variables(self, work: Path, ranks: int) -> dict[str, str]:
+        named = str(add_vllm_metadata(work / "metadata"))
+        mine = {
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CACHE_ROOT": str(work / "vllm-cache"),
+            "PYTHONPATH": os.pathsep.join(filter(None, [named, os.environ.get("PYTHONPATH")])),
+        }
+        if ranks > 1:
+            # One core a rank; vLLM's own choice needs a NUMA node for each.
+            cores = sorted(os.sched_getaffinity(0))
+            mine["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(
+                str(cores[rank % len(cores)]) for rank in range(ranks)
+            )
+        return mine
+
+    def completion(self, port: int) -> dict[str, Any]:
+        request = {
+            "model": "demo",
+            "prompt": PROMPT,
+            "max_tokens": TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "logprobs": 1,
+            "return_token_ids": True,
+        }
+        choice = ask(port, "/v1/completions", request)["choices"][0]
+        logprobs = choice["logprobs"]["token_logprobs"]
+        return {"token_ids": choice.get("token_ids"), "logprobs": logprobs}
+
+
+class Sglang:
+    name: str = "SGLang"
+    segments: tuple[str, ...] = ("sglang_*", "sgl_*")
+
+    def command(self, model: str, load_format: str, ranks: int, port: int) -> list[str]:
+        return [
+            *(sys.executable, "-m", "sglang.launch_server", "--model-path", model),
+            *("--load-format", load_format, "--tp", str(ranks), "--skip-server-warmup"),
+            *("--host", "127.0.0.1", "--port", str(port), *sglang_cpu.ARGUMENTS),
+        ]
+
+    def variables(self, work: Path, ranks: int) -> dict[str, str]:
+        return sglang_cpu.variables(ranks) | {"SGLANG_CACHE_DIR": str(work / "sglang-cache")}
+
+    def completion(self, port: int) -> dict[str, Any]:
+        sampling = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
+        request = {"text": PROMPT, "sampling_params": sampling, "return_logprob": True}
+        answer = ask(port, "/generate", request)
+        logprobs = [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
+        return {"token_ids": answer["output_ids"], "logprobs": logprobs}
+
+
+ENGINES: dict[str, Engine] = {"vllm": Vllm(), "sglang": Sglang()}
+
+
 def main() -> int:
+    engine = ENGINES[sys.argv[1] if len(sys.argv) > 1 else "vllm"]
     # Ctrl-C and a CI's SIGTERM must both run the clean-up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     started_s = time.monotonic()
-    shared_before = shared_memory()
+    shared_before = shared_memory(engine)
     work = Path(tempfile.mkdtemp(prefix="fastload-demo-"))
     try:
-        equal = run(work)
+        equal = run(engine, work)
     except DemoError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     finally:
         shutil.rmtree(work, ignore_errors=True)
         # The engine leaves its segments behind when it is stopped.
-        for segment in shared_memory() - shared_before:
+        for segment in shared_memory(engine) - shared_before:
             segment.unlink(missing_ok=True)
     print(f"\ndemo took {time.monotonic() - started_s:.0f} s; nothing is left running")
     return 0 if equal else 1
 
 
-def shared_memory() -> set[Path]:
+def shared_memory(engine: Engine) -> set[Path]:
     """The engine's segments of shared memory on this machine."""
-    return {path for pattern in ("vllm_*", "psm_*") for path in Path("/dev/shm").glob(pattern)}
+    return {path for pattern in engine.segments for path in Path("/dev/shm").glob(pattern)}
 
 
-def run(work: Path) -> bool:
+def run(engine: Engine, work: Path) -> bool:
     """Do all of it; True if every pair of completions is equal."""
     model = work / "model"
     model.mkdir()
@@ -81,10 +173,10 @@ def run(work: Path) -> bool:
         uri = f"s3://{BUCKET}/{PREFIX}"
         say(f"uploaded {count} files to {uri} on {server.endpoint}")
         for ranks in (1, 2):
-            expected = completion(work, str(model), ranks, "auto", {})
+            expected = completion(engine, work, str(model), ranks, "auto", {})
             s3 = server.environ() | {"FASTLOAD_REPORT": str(report)}
             # From here the weights are in S3 only for fastload: it gets no path to them.
-            got = completion(work, uri, ranks, "fastload", s3)
+            got = completion(engine, work, uri, ranks, "fastload", s3)
             same = got == expected
             equal = equal and same
             say(f"TP={ranks} default loader, directory: {expected['token_ids']}")
@@ -95,67 +187,37 @@ def run(work: Path) -> bool:
 
 
 def completion(
-    work: Path, model: str, ranks: int, load_format: str, variables: dict[str, str]
+    engine: Engine, work: Path, model: str, ranks: int, load_format: str, variables: dict[str, str]
 ) -> dict[str, Any]:
     """Serve the model and ask one greedy completion; returns its tokens and their logprobs."""
     port = free_port()
     name = f"{load_format}-tp{ranks}"
-    command = [
-        str(Path(sys.executable).parent / "vllm"),
-        *("serve", model, "--load-format", load_format),
-        *("--served-model-name", "demo", "--host", "127.0.0.1", "--port", str(port)),
-        *("--tensor-parallel-size", str(ranks), "--max-model-len", "256"),
-        *("--max-num-seqs", "4", "--dtype", "bfloat16", "--enforce-eager"),
-    ]
-    say(f"TP={ranks} vllm serve {model} --load-format {load_format}")
+    command = engine.command(model, load_format, ranks, port)
+    say(f"TP={ranks} {engine.name} serves {model} with --load-format {load_format}")
     began_s = time.monotonic()
-    with served(command, environment(work, ranks, variables), work / f"{name}.log") as process:
+    environ = environment(engine, work, ranks, variables)
+    with served(command, environ, work / f"{name}.log") as process:
         wait_until_ready(process, port, work / f"{name}.log")
         say(f"TP={ranks} ready after {time.monotonic() - began_s:.0f} s")
-        request = {
-            "model": "demo",
-            "prompt": PROMPT,
-            "max_tokens": TOKENS,
-            "temperature": 0,
-            "ignore_eos": True,
-            "logprobs": 1,
-            "return_token_ids": True,
-        }
-        choice = ask(port, "/v1/completions", request)["choices"][0]
-    if not choice.get("token_ids"):
+        found = engine.completion(port)
+    if not found["token_ids"]:
         raise DemoError(f"{name}: the completion has no token ids")
     show_fastload_lines(work / f"{name}.log")
-    return {
-        "token_ids": choice["token_ids"],
-        "logprobs": choice["logprobs"]["token_logprobs"],
-    }
+    return found
 
 
-def environment(work: Path, ranks: int, variables: dict[str, str]) -> dict[str, str]:
+def environment(
+    engine: Engine, work: Path, ranks: int, variables: dict[str, str]
+) -> dict[str, str]:
     """The server's variables: the caller's, without their S3 settings, plus the demo's."""
     mine = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("AWS_", "FASTLOAD_")) and name != "VLLM_PLUGINS"
+        if not name.startswith(("AWS_", "FASTLOAD_")) and not name.endswith("_PLUGINS")
     }
     (work / "tmp").mkdir(exist_ok=True)
-    mine |= {
-        "TMPDIR": str(work / "tmp"),
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CACHE_ROOT": str(work / "vllm-cache"),
-        "FASTLOAD_CACHE_DIR": str(work / "fastload-cache"),
-    }
-    named = str(add_vllm_metadata(work / "metadata"))
-    mine["PYTHONPATH"] = os.pathsep.join(filter(None, [named, mine.get("PYTHONPATH")]))
-    if ranks > 1:
-        # One core a rank; vLLM's own choice needs a NUMA node for each.
-        cores = sorted(os.sched_getaffinity(0))
-        mine["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(
-            str(cores[rank % len(cores)]) for rank in range(ranks)
-        )
-    return mine | variables
+    mine |= {"TMPDIR": str(work / "tmp"), "FASTLOAD_CACHE_DIR": str(work / "fastload-cache")}
+    return mine | engine.variables(work, ranks) | variables
 
 
 @contextlib.contextmanager
@@ -213,9 +275,9 @@ def wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> 
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
             return
         if process.poll() is not None:
-            raise DemoError(f"vLLM ended with {process.returncode}:\n{tail(log)}")
+            raise DemoError(f"the server ended with {process.returncode}:\n{tail(log)}")
         if time.monotonic() > deadline_s:
-            raise DemoError(f"vLLM did not answer in {START_DEADLINE_S:.0f} s:\n{tail(log)}")
+            raise DemoError(f"it did not answer in {START_DEADLINE_S:.0f} s:\n{tail(log)}")
         time.sleep(0.5)
 
 

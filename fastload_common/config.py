@@ -76,9 +76,10 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "merge_gap_bytes",
         "bytes",
-        1 * MIB,
+        None,
         "Needed ranges closer than this become one request; the bytes between are read for nothing "
-        "and reported as such.",
+        "and reported as such. Default: 64 KiB to 4 MiB, what costs as much as a request by the "
+        "latency that the load observes in its first reads.",
         maximum=1 * TIB,
     ),
     Option(
@@ -233,7 +234,7 @@ class Settings:
     chunk_bytes: int | None = _BY_NAME["chunk_bytes"].default
     memory_bytes: int | None = _BY_NAME["memory_bytes"].default
     max_bytes_per_s: int | None = _BY_NAME["max_bytes_per_s"].default
-    merge_gap_bytes: int = _BY_NAME["merge_gap_bytes"].default
+    merge_gap_bytes: int | None = _BY_NAME["merge_gap_bytes"].default
     max_attempts: int = _BY_NAME["max_attempts"].default
     connect_timeout_s: float = _BY_NAME["connect_timeout_s"].default
     read_timeout_s: float = _BY_NAME["read_timeout_s"].default

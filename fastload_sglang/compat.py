@@ -9,31 +9,18 @@ from __future__ import annotations
 
 from functools import partial
 
-from fastload_common.engine.names import Engine, missing
+from fastload_common.engine.names import Engine
 from fastload_common.engine.names import Name as EngineName
 
-__all__ = [
-    "CONFIG_NAMES",
-    "ENGINE",
-    "FIELDS",
-    "LOADER_NAMES",
-    "NAMES",
-    "Name",
-    "engine_version",
-    "missing",
-    "unsupported",
-]
+__all__ = ["CONFIG_NAMES", "ENGINE", "FIELDS", "LOADER_NAMES", "NAMES", "Name"]
 
 ENGINE = Engine(
     title="SGLang",
     package="sglang",
     advice="install SGLang 0.5.22 or 0.5.23, or a newer fastload",
     logger="",
-    plugins_variable="SGLANG_PLUGINS",
 )
 Name = partial(EngineName, ENGINE, since="0.5.22")
-engine_version = ENGINE.version
-unsupported = ENGINE.unsupported
 
 _CONFIG = "sglang.srt.configs.load_config"
 _PATHS = "sglang.srt.arg_groups.model_path_hook"
@@ -126,6 +113,18 @@ FILTER_MTP = Name(
     ("weights_iterator", "prefix", "draft_model_idx"),
 )
 SOURCE = Name(_LOADER, "DefaultModelLoader.Source", "models' sources of weights")
+SOURCE_OF = Name(
+    _LOADER,
+    "DefaultModelLoader.Source.init_new",
+    "the source of a model",
+    ("model_config", "model"),
+)
+IS_QUANTIZED = Name(
+    "sglang.srt.configs.model_config",
+    "ModelConfig._is_already_quantized",
+    "models quantized while they load are read eagerly",
+    (),
+)
 SYNCHRONOUS = Name(
     _WEIGHTS,
     "RUNAI_STREAMER_TENSOR_ATTR",
@@ -159,6 +158,8 @@ LOADER_NAMES: tuple[EngineName, ...] = (
     PREPARE_WEIGHTS,
     FILTER_MTP,
     SOURCE,
+    SOURCE_OF,
+    IS_QUANTIZED,
     SYNCHRONOUS,
     DEFAULT_GROUP,
     PARALLEL,
@@ -200,6 +201,32 @@ FIELDS: tuple[EngineName, ...] = tuple(
             "Spec",
             "the same for drafts",
             ("speculative_draft_model_path", "speculative_draft_load_format"),
+        ),
+        (
+            "sglang.srt.arg_groups.fields.serving",
+            "Serving",
+            "whether a tokenizer must be there",
+            ("tokenizer_path", "skip_tokenizer_init"),
+        ),
+        (_CONFIG, "LoadFormat", "the format that the base class is given", ("SAFETENSORS",)),
+        (
+            "sglang.srt.arg_groups.fields.parallel",
+            "Parallel",
+            "rank of this process, and how to reach the others",
+            (
+                "nnodes",
+                "dp_size",
+                "dp_rank",
+                "world_group",
+                "launch_world_size",
+                "max_world_size",
+            ),
+        ),
+        (
+            "sglang.srt.distributed.parallel_state",
+            "GroupCoordinator",
+            "the same",
+            ("world_size", "rank_in_group", "cpu_group"),
         ),
         (
             _LOADER,

@@ -40,7 +40,7 @@ def rank_place() -> RankPlace:
     replica = _read(parallel, "dp_rank") or 0
     return RankPlace(
         engine=compat.ENGINE.package,
-        engine_version=compat.engine_version(),
+        engine_version=compat.ENGINE.version(),
         rank=rank,
         world_size=ranks,
         local_rank=(replica % replicas) * ranks_here + rank % ranks_here,

@@ -9,21 +9,24 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, device, nn
 
+from fastload_common.clock import SystemClock
 from fastload_common.engine.console import debugging
 from fastload_common.engine.cpu_group import CpuGroup
-from fastload_common.engine.names import LOAD_FORMAT
+from fastload_common.engine.names import LOAD_FORMAT, missing
 from fastload_common.engine.object_model import refuse_other_stores
 from fastload_common.engine.options import settings_of
 from fastload_common.errors import ConfigError, EngineUnsupportedError, FastloadError
 from fastload_common.load.session import LoadSession, WeightSource
 from fastload_sglang import compat
 from fastload_sglang.group import loading_group, rank_place
+from fastload_sglang.post_load import postponed
 
 __all__ = ["FastloadModelLoader"]
 
@@ -35,6 +38,9 @@ _Weights = Iterable[tuple[str, Tensor]]
 _TRACED_ONLINE = ("fp8",)
 """Quantizations of unquantized checkpoints that begin when all weights are there."""
 
+_FIRST_RANK_SPEAKS_S = 2.0
+"""How long the others of a host wait to be ended before they say the same."""
+
 
 class FastloadModelLoader(_Base):  # type: ignore[misc]  # SGLang is not there when types are checked
     """Loads weights from ``s3://`` URIs, directories and hub ids.
@@ -45,9 +51,8 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # SGLang is not there w
     """
 
     def __init__(self, load_config: Any) -> None:
-        faults = compat.missing(compat.LOADER_NAMES)
-        if faults:
-            raise compat.unsupported(faults)
+        if faults := missing(compat.LOADER_NAMES):
+            raise compat.ENGINE.unsupported(faults)
         self.settings = settings_of(
             load_config.model_loader_extra_config, load_config.ignore_patterns
         )
@@ -69,7 +74,7 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # SGLang is not there w
                 model_config=model_config, device_config=device_config
             )
         except FastloadError as error:
-            logger.error("fastload: %s: %s", type(error).__name__, error)
+            _say(error)
             if debugging(compat.ENGINE):
                 raise
             # The message says it all; the engine prints the stack that is below us anyhow.
@@ -105,14 +110,15 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # SGLang is not there w
         if not isinstance(weights, PendingWeights):
             super().load_weights_and_postprocess(model, weights, target_device)
             return
-        with weights.session() as session:
-            session.load(
-                model,
-                lambda given: _Base.load_weights_only(
-                    model, weights.as_asked(given), target_device
-                ),
-                eager_reason=weights.eager_reason,
-            )
+        with postponed(model) as calls, weights.session() as session:
+
+            def load(given: _Weights) -> None:
+                calls.clear()
+                _Base.load_weights_only(model, weights.as_asked(given), target_device)
+
+            session.load(model, load, eager_reason=weights.eager_reason)
+        for call in calls:
+            call()
         _Base.postprocess_weights(model, target_device)
 
     def _source(self, source: Any) -> WeightSource:
@@ -208,6 +214,13 @@ class PendingWeights:
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         with self.session() as session:
             yield from self.as_asked(session.tensors())
+
+
+def _say(error: FastloadError) -> None:
+    """Log it, once a host: ranks fail alike, and SGLang ends all of them when one has."""
+    if rank_place().local_rank > 0:
+        SystemClock().wait(threading.Event(), _FIRST_RANK_SPEAKS_S)
+    logger.error("fastload: %s: %s", type(error).__name__, error)
 
 
 def weights_root(model_config: Any) -> str:

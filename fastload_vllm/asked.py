@@ -12,9 +12,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["LOAD_FORMAT", "Asked", "asked", "asking"]
+from fastload_common.engine.names import LOAD_FORMAT
 
-LOAD_FORMAT = "fastload"
+__all__ = ["Asked", "asked", "asking"]
 
 
 @dataclass(frozen=True, slots=True)

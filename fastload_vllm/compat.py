@@ -9,17 +9,14 @@ Importing this module imports nothing of vLLM.
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
-from fastload_common.errors import EngineUnsupportedError
+from fastload_common.engine.names import Engine, missing
+from fastload_common.engine.names import Name as EngineName
 
 __all__ = [
     "CONFIG_NAMES",
+    "ENGINE",
     "FIELDS",
     "LOADER_NAMES",
     "NAMES",
@@ -30,47 +27,16 @@ __all__ = [
     "unsupported",
 ]
 
-
-@dataclass(frozen=True, slots=True)
-class Name:
-    """One name of vLLM.
-
-    Attributes:
-        module: dotted module.
-        path: attributes below it, e.g. ``ModelConfig.model_weights``.
-        why: what it is needed for.
-        parameters: names that its signature must have, in this order, ``self`` left out; None
-            for what is not called.
-        since: first vLLM version in which it was seen.
-        front: whether only the front end (API server, ``LLM``) has the module; it is then
-            probed only where the module is imported already.
-    """
-
-    module: str
-    path: str
-    why: str
-    parameters: tuple[str, ...] | None = None
-    since: str = "0.32"
-    front: bool = False
-
-    @property
-    def dotted(self) -> str:
-        return f"{self.module}.{self.path}"
-
-    def get(self) -> Any:
-        """The object itself.
-
-        Raises:
-            EngineUnsupportedError: it is not there.
-        """
-        try:
-            value: Any = importlib.import_module(self.module)
-            for part in self.path.split("."):
-                value = getattr(value, part)
-        except (ImportError, AttributeError) as error:
-            raise unsupported([f"{self.dotted} ({self.why})"]) from error
-        return value
-
+ENGINE = Engine(
+    title="vLLM",
+    package="vllm",
+    advice="install vLLM 0.32 or 0.33, or a newer fastload",
+    logger="vllm",
+    log_level_variable="VLLM_LOGGING_LEVEL",
+)
+Name = partial(EngineName, ENGINE, since="0.32")
+engine_version = ENGINE.version
+unsupported = ENGINE.unsupported
 
 _MODEL_CONFIG = "vllm.config.model"
 _VLLM_CONFIG = "vllm.config.vllm"
@@ -201,7 +167,7 @@ INIT_PARALLEL = Name(
     ("tensor_model_parallel_size", "pipeline_model_parallel_size", "backend"),
 )
 
-CONFIG_NAMES: tuple[Name, ...] = (
+CONFIG_NAMES: tuple[EngineName, ...] = (
     MODEL_CONFIG,
     PULL_METADATA,
     IS_OBJECT_URI,
@@ -213,7 +179,7 @@ CONFIG_NAMES: tuple[Name, ...] = (
 )
 """What the patches need; their modules are imported before any plugin is called."""
 
-LOADER_NAMES: tuple[Name, ...] = (
+LOADER_NAMES: tuple[EngineName, ...] = (
     CURRENT_CONFIG,
     REGISTER_LOADER,
     REGISTERED_LOADERS,
@@ -233,12 +199,12 @@ LOADER_NAMES: tuple[Name, ...] = (
 )
 """What the loader needs; probed when one is made, not in processes that load no model."""
 
-LINEAR_KERNELS: tuple[Name, ...] = tuple(
+LINEAR_KERNELS: tuple[EngineName, ...] = tuple(
     Name("vllm.model_executor.kernels.linear", path, "`fastload plan` needs no kernel")
     for path in ("_POSSIBLE_KERNELS", "_POSSIBLE_FP8_KERNELS", "_POSSIBLE_FP8_BLOCK_KERNELS")
 )
 
-PLANNING_NAMES: tuple[Name, ...] = (
+PLANNING_NAMES: tuple[EngineName, ...] = (
     INITIALIZE_MODEL,
     SET_CURRENT_CONFIG,
     DEFAULT_DTYPE,
@@ -250,10 +216,10 @@ PLANNING_NAMES: tuple[Name, ...] = (
 )
 """What ``fastload plan`` needs; probed by it alone."""
 
-NAMES: tuple[Name, ...] = CONFIG_NAMES + LOADER_NAMES + PLANNING_NAMES
+NAMES: tuple[EngineName, ...] = CONFIG_NAMES + LOADER_NAMES + PLANNING_NAMES
 """Functions, methods and classes."""
 
-FIELDS: tuple[Name, ...] = tuple(
+FIELDS: tuple[EngineName, ...] = tuple(
     Name(module, f"{owner}.{field}", why)
     for module, owner, why, names in (
         (
@@ -345,54 +311,3 @@ FIELDS: tuple[Name, ...] = tuple(
     for field in names
 )
 """Fields that are read or set; each stands in the body of its class."""
-
-
-def missing(names: Iterable[Name]) -> list[str]:
-    """What this vLLM lacks, each with its reason; empty when all is there.
-
-    Imports the modules that hold the names, except those of the front end.
-    """
-    faults = []
-    for name in names:
-        if name.front and name.module not in sys.modules:
-            continue
-        try:
-            value = name.get()
-        except EngineUnsupportedError:
-            faults.append(f"{name.dotted} ({name.why})")
-            continue
-        if name.parameters is not None and not _accepts(value, name.parameters):
-            faults.append(f"{name.dotted}({', '.join(name.parameters)}) ({name.why})")
-    return faults
-
-
-def _accepts(value: Any, wanted: tuple[str, ...]) -> bool:
-    """Whether the wanted parameters are there, in order, and no other one must be given."""
-    try:
-        signature = inspect.signature(value)
-    except (TypeError, ValueError):
-        return False
-    parameters = [p for p in signature.parameters.values() if p.name != "self"]
-    names = [p.name for p in parameters if p.name in wanted]
-    others = [p for p in parameters if p.name not in wanted]
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return tuple(names) == wanted and all(
-        p.default is not inspect.Parameter.empty or p.kind in variadic for p in others
-    )
-
-
-def unsupported(faults: list[str]) -> EngineUnsupportedError:
-    """The one error for a vLLM that lacks something."""
-    return EngineUnsupportedError(
-        "this vLLM is not supported: missing " + "; ".join(faults),
-        hint="install vLLM 0.32 or 0.33, or a newer fastload",
-        vllm=engine_version(),
-    )
-
-
-def engine_version() -> str:
-    """vLLM's version, whatever its distribution is called."""
-    try:
-        return str(importlib.import_module("vllm").__version__)
-    except (ImportError, AttributeError):
-        return "unknown"

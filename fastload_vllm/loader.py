@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from fastload_common.config import Settings, load_settings
+from fastload_common.engine.console import debugging
+from fastload_common.engine.cpu_group import CpuGroup
+from fastload_common.engine.names import LOAD_FORMAT
+from fastload_common.engine.options import settings_of
 from fastload_common.errors import (
     ConfigError,
     EngineUnsupportedError,
@@ -24,9 +26,7 @@ from fastload_common.errors import (
 )
 from fastload_common.load.session import LoadSession, WeightSource
 from fastload_vllm import compat
-from fastload_vllm.asked import LOAD_FORMAT
-from fastload_vllm.console import debugging
-from fastload_vllm.group import CpuGroup, loading_group
+from fastload_vllm.group import loading_group
 from fastload_vllm.port import rank_place, weights_root
 
 __all__ = ["FastloadModelLoader", "eager_reason"]
@@ -51,13 +51,9 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # vLLM is not there whe
         if faults:
             raise compat.unsupported(faults)
         super().__init__(load_config)
-        extra = load_config.model_loader_extra_config
-        if not isinstance(extra, dict):
-            raise ConfigError(
-                f"--model-loader-extra-config must be a JSON object for load format {LOAD_FORMAT}, "
-                f"got {type(extra).__name__}"
-            )
-        self.settings = _with_patterns(load_settings(extra), load_config.ignore_patterns)
+        self.settings = settings_of(
+            load_config.model_loader_extra_config, load_config.ignore_patterns
+        )
         self._may_download = may_download
 
     def download_model(self, model_config: Any) -> None:
@@ -80,7 +76,7 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # vLLM is not there whe
                 _check_all_loaded(self, model, model_config, loaded)
         except FastloadError as error:
             logger.error("fastload: %s: %s", type(error).__name__, error)
-            if debugging():
+            if debugging(compat.ENGINE):
                 raise
             # The message says it all; the engine prints the stack that is below us anyhow.
             raise error.with_traceback(None) from None
@@ -191,13 +187,6 @@ def _check_place(model: str) -> None:
 
 def _patterns(patterns: Iterable[str] | None) -> tuple[str, ...] | None:
     return None if patterns is None else tuple(patterns)
-
-
-def _with_patterns(settings: Settings, more: list[str] | str) -> Settings:
-    """Add ``--ignore-patterns`` to ours."""
-    added = [more] if isinstance(more, str) else list(more)
-    patterns = dict.fromkeys((*settings.ignore_patterns, *added))
-    return replace(settings, ignore_patterns=tuple(patterns))
 
 
 def _preferred_set(model_config: Any) -> str:

@@ -11,11 +11,11 @@ import importlib.util
 from typing import Any
 
 from fastload_common.config import Settings
+from fastload_common.engine.names import LOAD_FORMAT
 from fastload_common.errors import ConfigError, EngineUnsupportedError
 from fastload_common.load.plan_job import PlanJob, Tracer
 from fastload_common.load.request import WeightSource
 from fastload_vllm import compat
-from fastload_vllm.asked import LOAD_FORMAT
 
 __all__ = ["VllmPlanner", "offer_no_kernel", "planner"]
 

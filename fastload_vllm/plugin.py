@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
+from fastload_common.engine.console import (
+    join_engine_log,
+    leave_out_own_stacks,
+    show_own_errors_plainly,
+)
+from fastload_common.engine.names import LOAD_FORMAT
+from fastload_common.engine.patch import apply_all
+from fastload_common.engine.unsupported import refuse
+from fastload_common.engine.when_imported import when_imported
 from fastload_common.errors import EngineUnsupportedError
 from fastload_vllm import compat
-from fastload_vllm.asked import LOAD_FORMAT
-from fastload_vllm.console import join_engine_log, show_own_errors_plainly
-from fastload_vllm.when_imported import when_imported
 
 __all__ = ["activate"]
 
@@ -22,20 +29,24 @@ def activate() -> None:
         Nothing where this vLLM is unsupported: it serves all else as if fastload were not
         installed, and the error comes when load format fastload is asked for.
     """
-    join_engine_log()
-    show_own_errors_plainly()
+    join_engine_log(compat.ENGINE)
+    leave_out_own_stacks(compat.ENGINE, logging.getLogger(compat.ENGINE.logger).handlers)
+    show_own_errors_plainly(compat.ENGINE)
     faults = compat.missing(compat.CONFIG_NAMES)
     if faults:
-        from fastload_vllm.unsupported import refuse_arguments
-
-        refuse_arguments(faults)
+        refuse([compat.CREATE_MODEL_CONFIG], _asks, faults)
     else:
-        from fastload_vllm.patches import apply_all
+        from fastload_vllm.patches import PATCHES
 
-        applied = apply_all()
+        applied = apply_all(PATCHES)
         if applied:
             logger.debug("fastload: patches applied: %s", ", ".join(applied))
     when_imported(compat.REGISTER_LOADER.module, register_loader)
+
+
+def _asks(arguments: Any, *_: Any, **__: Any) -> bool:
+    """Whether `EngineArgs` name our load format."""
+    return str(getattr(arguments, "load_format", "")).lower() == LOAD_FORMAT
 
 
 def register_loader() -> None:

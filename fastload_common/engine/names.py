@@ -30,15 +30,13 @@ class Engine:
         package: its import name; also that of its command and its adapter's, ``fastload_*``.
         advice: which of its versions to install.
         logger: the logger that it configures; empty for the root's.
-        plugins_variable: names the plugins that it may load, where it is set.
-        log_level_variable: names how much it logs; empty where there is none.
+        log_level_variable: says how much it logs; empty where there is none.
     """
 
     title: str
     package: str
     advice: str
     logger: str
-    plugins_variable: str
     log_level_variable: str = ""
 
     def version(self) -> str:

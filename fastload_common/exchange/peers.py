@@ -275,8 +275,10 @@ class Peers:
             for frame in frames or ():
                 self._hear(line, frame)
         except (ValueError, KeyError, TypeError) as error:
+            # It is listened to no longer, but told why.
             self.accuse(line.rank, f"it said what makes no sense ({error})")
-            frames = None
+            line.is_open = False
+            return False
         if frames is not None:
             return True
         line.is_open = False
@@ -318,7 +320,7 @@ class Peers:
         """Send what is left, as long as the others take it; a second at most, of real time."""
         pause = threading.Event()
         for _ in range(round(_FAREWELL_S / _FAREWELL_STEP_S)):
-            sent = [line.outbox.flush() for line in self.lines.values() if line.is_open]
+            sent = [line.outbox.flush() for line in self.lines.values()]
             if all(sent):
                 return
             pause.wait(_FAREWELL_STEP_S)

@@ -17,6 +17,7 @@ import torch
 from fastload_common.checkpoint.records import Checkpoint, TensorEntry
 from fastload_common.config import Settings
 from fastload_common.errors import OutOfBudgetError, TensorMismatchError
+from fastload_common.load.first_reads import usual_gap
 from fastload_common.load.leaks import replace_lazy_attributes
 from fastload_common.load.off_memory import off_memory
 from fastload_common.load.open_model import open_checkpoint
@@ -121,7 +122,7 @@ class DryTracer:
         remote = any(remote for *_, remote in pairs)
         chunk_bytes = self._chunk_bytes(place, books, remote=remote)
         self.result = books.result(
-            place.rank, reads, eager_reason, chunk_bytes, self._settings.merge_gap_bytes
+            place.rank, reads, eager_reason, chunk_bytes, usual_gap(self._settings)
         )
 
     def _chunk_bytes(self, place: RankPlace, books: _Books, *, remote: bool) -> int:

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from fastload_common.exchange.node_exchange import NodeExchange
+from fastload_common.load.garbage import old_objects_at_rest
 from fastload_common.load.report import LoadReport
 from fastload_common.plan.planner import ALIGNMENT_BYTES, plan_for, plan_reads
 from fastload_common.plan.records import Chunk, Plan, TensorRead
@@ -182,7 +183,7 @@ class Executor:
         Args:
             on_plan: told the plan before the first request.
         """
-        with self._report.phase("plan"):
+        with self._report.phase("plan"), old_objects_at_rest():
             jobs = _jobs(transfers)
             owners = _owners(jobs)
             filling: Iterator[FilledChunk] | None = None

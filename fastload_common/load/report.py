@@ -76,6 +76,12 @@ SCHEMA: dict[str, tuple[str, str]] = {
     ),
     "refetched_bytes": ("integer", "Bytes that a retry or a hedge brought."),
     "over_read_bytes": ("integer", "Bytes fetched between needed ranges and used by nobody."),
+    "merge_gap": (
+        "object",
+        "Gaps up to `bytes` were read over rather than asked for twice. Where that is not set, it "
+        "comes from `latency_s` and `bytes_per_s` of a connection, as observed in the first "
+        "reads: in `latency_reads` and `rate_reads` of them (0: the usual value was taken).",
+    ),
     "requests": ("integer", "Ranged requests sent for weights, retries included."),
     "retries": ("integer", "Requests that repeat an earlier one, or race it."),
     "hedges": ("integer", "Second requests for what a slow one had not brought."),
@@ -160,6 +166,7 @@ class LoadReport:
     hedge_wasted_bytes: int = 0
     kills: int = 0
     over_read_bytes: int = 0
+    merge_gap: Mapping[str, Any] = field(default_factory=dict)
     requests: int = 0
     retries: int = 0
     latency_s: Mapping[str, Any] = field(default_factory=dict)
@@ -282,6 +289,9 @@ class LoadReport:
         if self.node.get("exchange") == "on":
             received = format_size(self.node.get("received_bytes", 0))
             parts.append(f"{received} from {self.node['ranks'] - 1} other ranks of this host")
+            if "node_fetched_bytes" in self.node and self.model_bytes:
+                ratio = self.node["node_fetched_bytes"] / self.model_bytes
+                parts.append(f"all of them fetched {ratio:.3f} of the model")
         busy = [f"{name} {self.phases_s[name]:.2f}" for name in PHASES if self.phases_s[name] > 0]
         if busy:
             parts.append("seconds: " + " ".join(busy))
@@ -309,6 +319,7 @@ class LoadReport:
             "latency_s": dict(self.latency_s),
             "request_errors": dict(self.request_errors),
             "verified": dict(self.verified),
+            "merge_gap": dict(self.merge_gap),
             "node": dict(self.node),
             "settings": {name: _plain(value) for name, value in self.settings.items()},
         }

@@ -25,6 +25,7 @@ from fastload_common.exchange.group import RankGroup
 from fastload_common.exchange.node_exchange import NodeExchange
 from fastload_common.load.cleanup import kept
 from fastload_common.load.executor import Executor
+from fastload_common.load.first_reads import FirstReads, choose_gap
 from fastload_common.load.leaks import replace_lazy_attributes
 from fastload_common.load.open_model import open_checkpoint
 from fastload_common.load.progress import make_progress
@@ -51,11 +52,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Weights = Iterable[tuple[str, torch.Tensor]]
 
-# What a weight loader raises when a checkpoint does not fit the model: eager reading would
-# fail in the same way, after having read everything before it.
+# Raised where a checkpoint does not fit the model: eager reading would fail in the same way.
 _MISFITS = (AssertionError, AttributeError, KeyError, IndexError, ValueError)
-
-
 # Reading whole tensors instead would need more of it.
 _NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
 
@@ -94,6 +92,7 @@ class LoadSession:
         self._stack = ExitStack()
         self._checkpoints: list[tuple[WeightSource, Checkpoint]] = []
         self._stats = TransferStats()
+        self._first_reads = FirstReads(self._clock)
         self._current: TensorEntry | None = None
         self.report = LoadReport(
             self._place.engine,
@@ -222,24 +221,25 @@ class LoadSession:
         )
         self._stack.callback(fetcher.close)
         fetch = self._verification.watch(fetcher.fetch, sizes.chunk_bytes)
+        gap_bytes = choose_gap(settings, self._first_reads, report)
         if self._exchange is not None:
-            terms = terms_of(self.checkpoints, settings, arena, fetch, fetcher.close)
+            terms = terms_of(self.checkpoints, settings, arena, fetch, fetcher.close, gap_bytes)
             self._exchange.offer(terms)
         self._executor = Executor(
             fetch,
             chunk_bytes=sizes.chunk_bytes,
-            merge_gap_bytes=settings.merge_gap_bytes,
+            merge_gap_bytes=gap_bytes,
             report=report,
             exchange=self._exchange,
         )
-        logger.debug("%s", sizes)
+        logger.info("fastload: rank %d: %s, set: %s", report.rank, sizes, report.settings)
 
     def _find(self, weights: WeightSource) -> ObjectSource:
         """Open one source and read where its tensors lie."""
         source = open_source(weights.uri, self._settings)
         self._stack.callback(source.close)
         checkpoint = open_checkpoint(
-            source,
+            self._first_reads.watch(source),
             self._settings,
             prefer=weights.prefer,
             patterns=weights.patterns,

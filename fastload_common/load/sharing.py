@@ -44,12 +44,13 @@ def join(
         return None
     limit_s = settings.deadline_s
     report.node = {"ranks": len(met.lines) + 1, "exchange": "on", "reason": None}
-    return NodeExchange(
-        met,
-        clock,
-        deadline_s=None if limit_s is None else started_s + limit_s,
-        limit_s=limit_s,
-    )
+    deadline_s = None if limit_s is None else started_s + limit_s
+    try:
+        return NodeExchange(met, clock, deadline_s=deadline_s, limit_s=limit_s)
+    except BaseException:
+        for _, line in met.lines:
+            line.close()  # the others see that this rank has gone
+        raise
 
 
 def terms_of(
@@ -58,12 +59,14 @@ def terms_of(
     arena: Arena,
     fetch: Fetch,
     abort: Callable[[], None],
+    gap_bytes: int,
 ) -> Terms:
     """This rank's part.
 
     Args:
         fetch: brings chunks into the arena.
         abort: ends that at once.
+        gap_bytes: gaps up to this long are read over.
     """
     by_object = settings.verify != "off"
     return Terms(
@@ -71,7 +74,7 @@ def terms_of(
         arena_bytes=arena.size_bytes,
         objects=_objects(checkpoints),
         chunk_bytes=arena.slot_bytes - arena.slot_bytes % ALIGNMENT_BYTES,
-        gap_bytes=settings.merge_gap_bytes,
+        gap_bytes=gap_bytes,
         by_object=by_object,
         headers=digest_of(_entries(checkpoints)) if by_object else b"",
         fetch=fetch,

@@ -26,6 +26,8 @@ Ints = npt.NDArray[np.int64]
 # Of one read. Each run would be a request of its own (0.2 ms of CPU, a first byte of latency):
 # reading over gaps is cheaper than ever more of them.
 MOST_RUNS = 1 << 17
+# Of one read, where runs are not counted: what has more loops than any weight's slice.
+_MOST_COMBS = 1 << 14
 # Of all reads together: 8 MiB of numbers. 100,000 slices make 100,000.
 MOST_SPANS = 1 << 19
 
@@ -121,13 +123,15 @@ class ReadTable:
         sizes = np.array([_size_bytes(*shape) for shape in self._shapes], dtype=np.int64)
         return int(sizes[self._shape[self.first_of_equals()]].sum()) if len(self) else 0
 
-    def combs(self, gap_bytes: int = 0) -> Combs:
+    def combs(self, gap_bytes: int = 0, most_runs: int | None = None) -> Combs:
         """The combs of all reads.
 
         Args:
             gap_bytes: runs of one view that are no farther apart become one.
+            most_runs: of one view; the innermost ones become one whatever the gap where there
+                would be more.
         """
-        of_shape = [_combs_of(*shape, gap_bytes) for shape in self._shapes]
+        of_shape = [_combs_of(*shape, gap_bytes, most_runs) for shape in self._shapes]
         counts = np.array([len(rows) for rows in of_shape], dtype=np.int64)
         firsts = np.cumsum(counts) - counts
         flat = np.array([row for rows in of_shape for row in rows], dtype=np.int64).reshape(-1, 4)
@@ -147,12 +151,12 @@ class ReadTable:
         """For each object the ranges that its reads need, as rows [start, end).
 
         Ascending; none nearer to the next than gap_bytes + 1. Where there would be more than
-        `MOST_SPANS` in all, longer gaps are merged.
+        `MOST_RUNS` of a read, or `MOST_SPANS` in all, longer gaps are merged.
         """
-        combs = self.combs(gap_bytes)
+        combs = self.combs(gap_bytes, MOST_RUNS)
         while int(combs.count.sum()) > max(MOST_SPANS, len(self)):
             gap_bytes = max(2 * gap_bytes, 64)
-            combs = self.combs(gap_bytes)
+            combs = self.combs(gap_bytes, MOST_RUNS)
         objects, starts, ends = combs.spans()
         order = np.argsort(objects, kind="stable")
         borders = np.searchsorted(objects[order], np.arange(len(self.objects) + 1))
@@ -189,13 +193,13 @@ def _size_bytes(sizes: tuple[int, ...], strides: tuple[int, ...], itemsize: int)
 
 
 def _combs_of(
-    sizes: tuple[int, ...], strides: tuple[int, ...], itemsize: int, gap_bytes: int
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    itemsize: int,
+    gap_bytes: int,
+    most_runs: int | None,
 ) -> list[tuple[int, int, int, int]]:
-    """A view at offset 0 as combs: start, run, step, count; in bytes.
-
-    The innermost loops become one run whatever the gap where there would be more than `MOST_RUNS`
-    runs: so many requests cost more.
-    """
+    """A view at offset 0 as combs: start, run, step, count; in bytes."""
     if 0 in sizes:
         return []
     box = ordered(sizes, strides, strides)
@@ -207,17 +211,22 @@ def _combs_of(
             span += (size - 1) * step
         elif step:
             loops.append((size, step))
-    while math.prod(size for size, _ in loops) > MOST_RUNS or (
-        loops and loops[0][1] - span <= gap_bytes
-    ):
+    while loops and (_too_many(loops, most_runs) or loops[0][1] - span <= gap_bytes):
         size, step = loops.pop(0)
         span += (size - 1) * step
     if not loops:
         return [(0, span, span, 1)]
-    # The longest loop is the comb; any may be, and there are fewest combs so.
+    # Any loop may be the comb; with the longest one there are the fewest combs.
     count, step = max(loops)
     loops.remove((count, step))
     starts = [0]
     for other, distance in reversed(loops):
         starts = [start + i * distance for start in starts for i in range(other)]
     return [(start, span, step, count) for start in starts]
+
+
+def _too_many(loops: Sequence[tuple[int, int]], most_runs: int | None) -> bool:
+    runs = math.prod(size for size, _ in loops)
+    if most_runs is not None and runs > most_runs:
+        return True
+    return runs // max(size for size, _ in loops) > _MOST_COMBS

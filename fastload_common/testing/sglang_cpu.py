@@ -17,6 +17,7 @@ Imports only the standard library.
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -26,7 +27,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-__all__ = ["install"]
+__all__ = ["ARGUMENTS", "install", "variables"]
+
+ARGUMENTS = (
+    *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
+    *("--disable-cuda-graph", "--disable-radix-cache", "--max-total-tokens", "2048"),
+    "--sleep-on-idle",
+)
+"""Of the command line, for a server on the CPU that leaves its cores to others while it waits."""
 
 _LEAF = "vllm._custom_ops"
 
@@ -35,6 +43,22 @@ def install() -> None:
     """Answer for what is missing, in this process. Idempotent."""
     if not any(isinstance(finder, _Missing) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Missing())
+
+
+def variables(ranks: int) -> dict[str, str]:
+    """Of the environment, for a server on the CPU that asks no hub."""
+    found = {
+        "HF_HUB_OFFLINE": "1",
+        # A CUDA build of torch brings NCCL, which the engine would take for a sign of devices.
+        "SGLANG_NCCL_SO_PATH": "/nonexistent/libnccl.so.2",
+    }
+    if ranks > 1:
+        # One core a rank; the engine's own choice needs a NUMA node for each.
+        cores = sorted(os.sched_getaffinity(0))
+        found["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(
+            str(cores[rank % len(cores)]) for rank in range(ranks)
+        )
+    return found
 
 
 class _Missing(MetaPathFinder):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fastload_common.testing.sweep_families import EXTRA
+from fastload_common.testing.sweep_families import special
 from fastload_common.testing.sweep_shrink import merged, shrunk
 
 __all__ = ["has_class", "tiny_config", "write_by_transformers"]
@@ -26,7 +26,7 @@ def has_class(architecture: str) -> bool:
     """Tell whether transformers can build this architecture."""
     import transformers
 
-    return hasattr(transformers, EXTRA.get(architecture, {}).get("class", architecture))
+    return hasattr(transformers, special(architecture).get("class", architecture))
 
 
 def tiny_config(architecture: str, changes: Mapping[str, Any] | None = None) -> Any:
@@ -38,7 +38,7 @@ def tiny_config(architecture: str, changes: Mapping[str, Any] | None = None) -> 
     """
     import transformers
 
-    known = EXTRA.get(architecture, {})
+    known = special(architecture)
     model_class = getattr(transformers, known.get("class", architecture))
     config_class = model_class.config_class
     # Some defaults are no valid configuration, even to themselves: those are changed first.
@@ -69,7 +69,7 @@ def write_by_transformers(
     import torch
     import transformers
 
-    name = EXTRA.get(architecture, {}).get("class", architecture)
+    name = special(architecture).get("class", architecture)
     config = tiny_config(architecture, changes)
     with _seeded(seed):
         model = getattr(transformers, name)(config)

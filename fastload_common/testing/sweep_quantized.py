@@ -23,6 +23,7 @@ LINEAR = re.compile(
     r"\.(q_proj|k_proj|v_proj|o_proj|qkv_proj|gate_proj|up_proj|down_proj|gate_up_proj|w1|w2|w3"
     r"|q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj)\.weight$"
 )
+FUSED = re.compile(r"\.experts\.(gate_up_proj|down_proj)$")
 ROUTER = re.compile(r"^(.*\.(?:gate|router))\.weight$")
 
 Tensors = dict[str, "torch.Tensor"]
@@ -37,14 +38,14 @@ class Format:
         make: (random, rows, columns) of a linear weight -> what is stored: suffix -> tensor.
         config: ``quantization_config``, without the modules that are left alone.
         skipped: the name under which it lists those.
-        model: changes of the model's configuration.
+        fused: the experts of a layer are one tensor, and only they are quantized (GPT-OSS).
         engine: arguments of the engine.
     """
 
-    make: Make
+    make: Make | None
     config: Mapping[str, Any]
     skipped: str = "modules_to_not_convert"
-    model: Mapping[str, Any] = field(default_factory=dict)
+    fused: bool = False
     engine: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -92,7 +93,9 @@ def quantized(plain: Tensors, form: Format, *, seed: int = 0) -> tuple[Tensors, 
     random = _Random(seed)
     tensors: Tensors = {}
     for name, tensor in plain.items():
-        if LINEAR.search(name) and tensor.ndim == 2:
+        if form.fused and FUSED.search(name):
+            tensors |= _mxfp4_experts(random, name, *tensor.shape)
+        elif form.make is not None and LINEAR.search(name) and tensor.ndim == 2:
             made = form.make(random, *tensor.shape)
             base = name.removesuffix("weight")
             tensors |= {base + suffix: value for suffix, value in made.items()}
@@ -177,6 +180,14 @@ def _mxfp4_packed(random: _Random, rows: int, columns: int) -> Tensors:
     return {
         "weight_packed": random.bits(rows, columns // 2, dtype="uint8"),
         "weight_scale": random.bits(rows, columns // 32, dtype="uint8"),
+    }
+
+
+def _mxfp4_experts(random: _Random, name: str, experts: int, columns: int, rows: int) -> Tensors:
+    """Blocks of 32 elements in 16 bytes, and a byte of scale for each."""
+    return {
+        f"{name}_blocks": random.bits(experts, rows, columns // 32, 16, dtype="uint8"),
+        f"{name}_scales": random.bits(experts, rows, columns // 32, dtype="uint8"),
     }
 
 
@@ -328,6 +339,7 @@ FORMATS: dict[str, Format] = {
         _compressed("mxfp4-pack-quantized", _weights("float", 4, "group", group_size=32)),
         "ignore",
     ),
+    "mxfp4": Format(None, {"quant_method": "mxfp4"}, fused=True),
     "fbgemm-fp8": Format(
         _fp8_per_channel, {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
     ),

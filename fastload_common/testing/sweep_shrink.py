@@ -74,6 +74,8 @@ SMALL: dict[str, int] = {
     ),
     **_each("n_group topk_group num_expert_group", 1),
     **_each("n_shared_experts num_shared_experts", 1),
+    # At least one layer with experts.
+    **_each("first_k_dense_replace num_dense_layers n_dense_layers moe_layer_start_index", 1),
     "vocab_size": VOCAB_SIZE,
     "max_position_embeddings": 256,
     "n_positions": 256,

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from fastload_common.config import load_settings
+from fastload_common.engine.patch import Patch
 from fastload_common.load.local_check import check_local_model
 from fastload_vllm import compat
 from fastload_vllm.asked import asked, asking
-from fastload_vllm.patches.patch import Patch
 
 __all__ = ["PATCH"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fastload_common.engine.names import LOAD_FORMAT
+from fastload_common.engine.patch import Patch
 from fastload_vllm import compat
-from fastload_vllm.asked import LOAD_FORMAT
-from fastload_vllm.patches.patch import Patch
 
 __all__ = ["PATCH"]
 

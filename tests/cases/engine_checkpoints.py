@@ -9,7 +9,7 @@ from typing import Any
 
 from fastload_common.testing.rig import Rig
 
-__all__ = ["body_bytes", "put", "rewrite", "write_numbered"]
+__all__ = ["body_bytes", "put", "rewrite", "write_config", "write_numbered"]
 
 BUCKET = "engine"
 _FIRST_NUMBER = 1 << 20
@@ -99,12 +99,43 @@ def mxfp4_experts(tensors: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def write_config(directory: Path, config_class: str, **more: Any) -> Path:
+    """A small numbered model of one layer, of any configuration class of transformers."""
+    import transformers
+
+    plain = {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "pad_token_id": 1,
+        "dtype": "float32",
+    }
+    config = getattr(transformers, config_class)(**(plain | more))
+    return _write(directory, config, number)
+
+
+def _write(
+    directory: Path,
+    config: Any,
+    change: Callable[[dict[str, Any]], dict[str, Any]],
+    file_of: Callable[[str], str] = lambda name: "model.safetensors",
+) -> Path:
+    import transformers
+
+    from fastload_common.testing.tiny_models import write_tokenizer
+
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    write_tokenizer(directory)
+    return rewrite(directory, change, file_of)
+
+
 def write_mtp_model(directory: Path) -> Path:
     """A numbered GLM-4.5 with two layers, and a third one that predicts the next token but one."""
     import torch
     import transformers
-
-    from fastload_common.testing.tiny_models import write_tokenizer
 
     layers = 2
     config = transformers.Glm4MoeConfig(
@@ -124,9 +155,6 @@ def write_mtp_model(directory: Path) -> Path:
         tie_word_embeddings=False,
         dtype="float32",
     )
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    model.save_pretrained(directory)
-    write_tokenizer(directory)
 
     def add_layer(tensors: dict[str, Any]) -> dict[str, Any]:
         last = f"model.layers.{layers - 1}."
@@ -145,4 +173,4 @@ def write_mtp_model(directory: Path) -> Path:
     def file_of(name: str) -> str:
         return "mtp.safetensors" if f".{layers}." in name else "model.safetensors"
 
-    return rewrite(directory, add_layer, file_of)
+    return _write(directory, config, add_layer, file_of)

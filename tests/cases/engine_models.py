@@ -143,16 +143,30 @@ def outcome_of(model: str, load_format: str, layout: Layout, rank: int, **engine
     return "loaded"
 
 
+def compare_or_refuse(
+    model: str, ranks: list[int], layout: dict[str, Any], options: dict[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """`compare`; for a rank where the default loader fails what both say instead."""
+    found: list[dict[str, Any]] = []
+    for rank in ranks:
+        try:
+            found.append(compare(model, model, Layout(**layout), rank, options or {}))
+        except Exception as error:
+            said = outcome_of(model, "fastload", Layout(**layout), rank, **(options or {}))
+            found.append({"rank": rank, "refused": str(error), "said": said})
+    return found
+
+
 def load_failures(
     model: str,
     layout: dict[str, Any] | None = None,
-    engine: dict[str, Any] | None = None,
+    options: dict[str, Any] | None = None,
     rank: int = 0,
 ) -> dict[str, str]:
     """What each of the two loaders says to a model that cannot be loaded."""
     return {
         load_format: outcome_of(
-            model, load_format, Layout(**(layout or {})), rank, **(engine or {})
+            model, load_format, Layout(**(layout or {})), rank, **(options or {})
         )
         for load_format in ("auto", "fastload")
     }

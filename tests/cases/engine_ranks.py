@@ -42,6 +42,7 @@ def prepare() -> None:
     """Let vLLM make groups of the fake backend. Once, before anything else."""
     from vllm.distributed import parallel_state
     from vllm.distributed.device_communicators import cpu_communicator
+    from vllm.model_executor.models import registry
 
     torch.set_num_threads(1)
     torch.accelerator.empty_cache = lambda: None  # as the CPU worker does
@@ -59,6 +60,9 @@ def prepare() -> None:
     state.init_model_parallel_group = without_queue
     # These two ask the other ranks.
     state.in_the_same_node_as = lambda group, source_rank=0: [True] * dist.get_world_size(group)
+    # It looks at each new architecture in a process of its own, which takes seconds.
+    looks: Any = registry
+    looks._run_in_subprocess = lambda look: look()
     communicator: Any = cpu_communicator.CpuCommunicator
     communicator._all_group_ranks_share_shm_group_name = lambda self: False
 

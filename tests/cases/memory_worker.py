@@ -1,8 +1,8 @@
 """Loads a model in a process of its own, and says how much memory that took. Not a test itself.
 
-    python memory_worker.py JSON    {"uri": "...", "consumer": "stream", "settings": {...}}
+    python memory_worker.py JSON    {"uri": "...", "measured": [["stream", "lazy"]], ...}
 
-prints one JSON object: bytes before the load, at most while it ran, and its report.
+prints a JSON list: by how many bytes this process grew in each load at most.
 """
 
 from __future__ import annotations
@@ -61,26 +61,35 @@ class Consumer:
 
 
 def digest(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(tensor.numpy()).hexdigest()
+    array: Any = tensor.numpy()
+    return hashlib.sha256(array).hexdigest()
 
 
-def main(job: dict[str, Any]) -> dict[str, Any]:
-    consumer = Consumer(job["consumer"], job["shapes"])
-    # What the first load of a process costs once (imports, threads) is not the model's.
-    settings = load_settings({"progress": "off"} | job["settings"], {})
-    with LoadSession([WeightSource(job["warm_uri"])], settings) as session:
-        session.load(None, lambda weights: [digest(tensor) for _, tensor in weights])
+def load(uri: str, settings: dict[str, Any], consumer: Consumer) -> LoadSession:
+    with LoadSession([WeightSource(uri)], load_settings(settings, {})) as session:
+        session.load(None, consumer.load_weights)
+    return session
+
+
+def measure(job: dict[str, Any], kind: str, settings: dict[str, Any]) -> dict[str, Any]:
+    consumer = Consumer(kind, job["shapes"])
     gc.collect()
     before_bytes = resident_bytes("VmRSS")
     forget_the_peak()
-    with LoadSession([WeightSource(job["uri"])], settings) as session:
-        session.load(None, consumer.load_weights)
+    session = load(job["uri"], settings, consumer)
     return {
-        "before_bytes": before_bytes,
-        "peak_bytes": resident_bytes("VmHWM"),
+        "grown_bytes": resident_bytes("VmHWM") - before_bytes,
         "digests": consumer.finish(),
         "peak_staging_bytes": session.report.peak_staging_bytes,
     }
+
+
+def main(job: dict[str, Any]) -> list[dict[str, Any]]:
+    # What the first load of a process costs once (imports, threads) is not the model's.
+    load(job["warm_uri"], job["settings"], Consumer("stream", {}))
+    return [
+        measure(job, kind, job["settings"] | {"trace": trace}) for kind, trace in job["measured"]
+    ]
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from tests.cases.engine_checkpoints import (
     mxfp4_experts,
     put,
     rewrite,
+    write_config,
     write_mtp_model,
     write_numbered,
 )
@@ -65,6 +66,44 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     }
 
 
+# T01
+
+
+@pytest.mark.parametrize(
+    ("config_class", "more"),
+    [
+        # One norm for the heads of q, one for those of k; for each head; for all of them at once.
+        ("Qwen3Config", {"head_dim": 16}),
+        ("CohereConfig", {"use_qk_norm": True}),
+        ("Olmo2Config", {}),
+    ],
+)
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_t01_norms_of_heads(
+    engine: EngineProcess, tmp_path: Path, config_class: str, more: dict[str, Any], kv_heads: int
+) -> None:
+    """With fewer KV heads than ranks. Where the engine's loader fails, in its own words."""
+    heads = {"num_attention_heads": 8, "num_key_value_heads": kv_heads, "hidden_size": 128}
+    model = write_config(tmp_path / "m", config_class, **(heads | more))
+    rows = engine.call(
+        "engine_models:compare_or_refuse",
+        model=str(model),
+        ranks=[0, 3],
+        layout={"tensor": 4},
+        options=F32,
+    )
+    assert "refused" not in rows[0]
+    for row in rows:
+        if "refused" in row:
+            # This vLLM looks for the norm of a head that there is only once.
+            assert config_class == "CohereConfig"
+            assert row["said"].startswith("TensorMismatchError: ")
+            assert "k_norm" in row["said"]
+            continue
+        assert row["different"] == []
+        assert held_and_needed(row)
+
+
 # T04
 
 
@@ -108,6 +147,55 @@ def test_t04_padded_widths_of_mxfp4_experts(
         assert needed[1:7] == [needed[1]] * 6
         assert needed[0] == needed[1] + 2 * 64 * 2
         assert needed[7] == needed[1] - 6 * of_a_block
+
+
+# T09
+
+
+def test_t09_packed_projections(engine: EngineProcess, tmp_path: Path) -> None:
+    """Phi-3: q, k and v are one tensor in the file and in the engine, divided differently."""
+    model = write_config(tmp_path / "phi3", "Phi3Config")
+    for row in compare(engine, model, [0, 1], layout={"tensor": 2}, options=F32):
+        assert held_and_needed(row)
+        # Norms are everybody's.
+        assert row["held_bytes"] == (row["report"]["model_bytes"] + 3 * 64 * 4) // 2
+
+
+def test_t09_state_spaces(engine: EngineProcess, tmp_path: Path) -> None:
+    """Mamba: the loader reads what it has just filled, and convolutions are put together."""
+    from fastload_common.testing.tiny_models import write_tiny_model
+
+    model = write_tiny_model(tmp_path / "mamba2", "mamba2")
+    for row in compare(engine, model, [0, 1], layout={"tensor": 2}):
+        assert any(name.endswith(".mixer.A") for name in row["names"])
+        assert row["report"]["needed_bytes"] < 0.6 * row["report"]["model_bytes"]
+
+
+# T13
+
+
+def test_t13_a_rank_asks_for_its_own_experts(
+    engine: EngineProcess, engine_store: Rig, tmp_path: Path
+) -> None:
+    """Eight ranks, two of sixteen experts for each; the store's log counts."""
+    more = {"num_attention_heads": 8, "num_key_value_heads": 8, "num_experts": 16}
+    model = write_numbered(tmp_path / "moe", "qwen3_moe", num_hidden_layers=1, **more)
+    expert_bytes = 16 * 3 * 64 * 128 * 4
+    rows = compare(
+        engine,
+        model,
+        [0, 7],
+        prepared(engine_store, model, "t13", 8),
+        layout={"tensor": 8, "experts": True},
+        options=F32,
+        environ={"FASTLOAD_MERGE_GAP_BYTES": "0"},
+    )
+    for row in rows:
+        assert held_and_needed(row)
+        other_bytes = row["report"]["model_bytes"] - expert_bytes
+        asked = body_bytes(engine_store, f"t13-{row['rank']}/")
+        assert asked <= 1.05 * (expert_bytes / 8 + other_bytes)
+        assert asked <= 1.05 * row["held_bytes"]
 
 
 # T17

@@ -32,7 +32,7 @@ def row(**result: Any) -> dict[str, Any]:
         "descriptors": [],
         "failed_s": 10.0,
     }
-    return {"status": 1, "hit_s": 9.0, "result": {**whole, **result}}
+    return {"status": 1, "hit_s": 8.0, "gone_s": 9.0, "result": {**whole, **result}}
 
 
 CAUSE = (
@@ -45,7 +45,7 @@ CAUSE = (
     [
         (row(faults=["layers.0.norm"]), "wrong: layers.0.norm"),
         (row(threads=["fastload-peers"]), "left: ['fastload-peers']"),
-        (row(error=CAUSE, failed_s=15.0), "it ended 6.0 s after the kill"),
+        (row(error=CAUSE, failed_s=15.0), "it ended 6.0 s after the killed one"),
         (row(error="PeerError: rank 2 (pid 7) did"), "the cause is not told: PeerError: rank 2"),
         ({"status": -11, "hit_s": 9.0, "result": None}, "it ended with status -11"),
     ],

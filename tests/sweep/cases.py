@@ -7,7 +7,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fastload_common.testing.sweep_families import EXTRA
+from fastload_common.testing.sweep_families import special
 from fastload_common.testing.sweep_quantized import FORMATS, GROUP
 
 if TYPE_CHECKING:
@@ -64,6 +64,18 @@ class Case:
     engine: dict[str, Any] = field(default_factory=dict)
     layouts: tuple[str, ...] | None = None  # None: all it can have
     format: str = ""  # of a quantized checkpoint
+    draft: dict[str, Any] = field(default_factory=dict)  # speculative configuration
+    reload: bool = False  # load the weights a second time, in place
+    alone: bool = False  # the engine changes transformers' classes: new processes afterwards
+
+    @property
+    def quantization(self) -> str:
+        """The format of quantized weights, if they are."""
+        return self.format or str(self.engine.get("quantization", ""))
+
+    def command(self) -> dict[str, Any]:
+        """What a rank must know to load it."""
+        return {"engine": self.engine, "draft": self.draft, "reload": self.reload}
 
     def document(self) -> dict[str, Any]:
         return {
@@ -73,6 +85,7 @@ class Case:
             "engine": self.engine,
             "by": "transformers",
             "format": self.format,
+            "draft": self.draft,
         }
 
 
@@ -90,12 +103,12 @@ def layouts_of(case: Case, first: Result | None, chosen: list[str]) -> Iterator[
 
 def _engine(name: str, pooling: Set[str]) -> dict[str, Any]:
     pools = {"runner": "pooling"} if name in pooling else {}
-    return {**pools, **EXTRA.get(name, {}).get("engine", {})}
+    return {**pools, **special(name).get("engine", {})}
 
 
 def all_cases() -> list[Case]:
     """Every architecture of the engine's registry, then what else is listed here."""
-    return [*architectures(), *quantized_cases(), *layout_cases()]
+    return [*architectures(), *quantized_cases(), *layout_cases(), *drafts()]
 
 
 def architectures() -> list[Case]:
@@ -104,7 +117,13 @@ def architectures() -> list[Case]:
     drafts = registry._SPECULATIVE_DECODING_MODELS
     pooling = registry._EMBEDDING_MODELS.keys() - registry._TEXT_GENERATION_MODELS.keys()
     return [
-        Case(name, name, engine=_engine(name, pooling))
+        Case(
+            name,
+            name,
+            engine=_engine(name, pooling),
+            alone=name.startswith("TransformersMoE"),
+            layouts=("tp2",) if name.startswith("TransformersMoE") else None,
+        )
         for name in sorted(registry._VLLM_MODELS)
         if name not in drafts
     ]
@@ -113,6 +132,7 @@ def architectures() -> list[Case]:
 # For each rank an odd number of groups of a scale, at 2 ranks and at 4.
 _DENSE = {"intermediate_size": 12 * GROUP}
 _EXPERTS = {**_DENSE, "moe_intermediate_size": 12 * GROUP}
+FUSED: dict[str, dict[str, Any]] = {"GptOssForCausalLM": _DENSE}
 QUANTIZED_MODELS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": _DENSE,
     "Qwen3MoeForCausalLM": _EXPERTS,
@@ -122,7 +142,7 @@ QUANTIZED_MODELS: dict[str, dict[str, Any]] = {
 
 def quantized_cases() -> list[Case]:
     """Each format in a model with GQA, with experts, and with latent attention and experts."""
-    return [
+    return _online() + [
         Case(
             f"{name} {architecture.removesuffix('ForCausalLM')}",
             architecture,
@@ -132,8 +152,95 @@ def quantized_cases() -> list[Case]:
             format=name,
         )
         for name, form in FORMATS.items()
-        for architecture, config in QUANTIZED_MODELS.items()
+        for architecture, config in (FUSED if form.fused else QUANTIZED_MODELS).items()
     ]
+
+
+def _online() -> list[Case]:
+    """Weights that the engine quantizes while it loads them."""
+    shorthands = ("fp8_per_tensor", "fp8_per_block", "int8_per_channel_weight_only", "mxfp8")
+    return [
+        Case(
+            f"online {shorthand} {architecture.removesuffix('ForCausalLM')}",
+            architecture,
+            kind="quantized",
+            config=QUANTIZED_MODELS[architecture],
+            engine={"quantization": shorthand},
+            layouts=("tp2", "ep2"),
+        )
+        for shorthand in shorthands
+        for architecture in ("LlamaForCausalLM", "Qwen3MoeForCausalLM")
+    ]
+
+
+# Draft in the target's own checkpoint <- the target.
+PREDICTED: dict[str, str] = {
+    "DeepSeekMTPModel": "DeepseekV3ForCausalLM",
+    "DeepseekV32MTPModel": "DeepseekV32ForCausalLM",
+    "ErnieMTPModel": "Ernie4_5_MoeForCausalLM",
+    "Exaone4_5_MTP": "Exaone4_5_ForConditionalGeneration",
+    "ExaoneMoeMTP": "ExaoneMoeForCausalLM",
+    "Glm4MoeLiteMTPModel": "Glm4MoeLiteForCausalLM",
+    "Glm4MoeMTPModel": "Glm4MoeForCausalLM",
+    "GlmOcrMTPModel": "GlmOcrForConditionalGeneration",
+    "HYV3MTPModel": "HYV3ForCausalLM",
+    "LongCatFlashMTPModel": "LongcatFlashForCausalLM",
+    "MiMoMTPModel": "MiMoForCausalLM",
+    "MiMoV2MTPModel": "MiMoV2FlashForCausalLM",
+    "NemotronHMTPModel": "NemotronHForCausalLM",
+    "Qwen3NextMTP": "Qwen3NextForCausalLM",
+    "Qwen3_5MTP": "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeMTP": "Qwen3_5MoeForConditionalGeneration",
+}
+# Draft in a checkpoint of its own <- its target, and the method.
+SEPARATE: dict[str, tuple[str, str]] = {
+    "EagleLlamaForCausalLM": ("LlamaForCausalLM", "eagle"),
+    "EagleMistralForCausalLM": ("MistralForCausalLM", "eagle"),
+    "EagleMiniCPMForCausalLM": ("MiniCPMForCausalLM", "eagle"),
+    "EagleCohereForCausalLM": ("CohereForCausalLM", "eagle"),
+    "EagleLlama4ForCausalLM": ("Llama4ForCausalLM", "eagle"),
+    "EagleDeepSeekMTPModel": ("DeepseekV3ForCausalLM", "eagle"),
+    "Eagle3LlamaForCausalLM": ("LlamaForCausalLM", "eagle3"),
+    "LlamaForCausalLMEagle3": ("LlamaForCausalLM", "eagle3"),
+    "Eagle3Qwen3ForCausalLM": ("Qwen3ForCausalLM", "eagle3"),
+    "Eagle3Qwen2_5vlForCausalLM": ("Qwen2_5_VLForConditionalGeneration", "eagle3"),
+    "Eagle3Qwen3vlForCausalLM": ("Qwen3VLForConditionalGeneration", "eagle3"),
+    "Eagle3DeepseekV2ForCausalLM": ("DeepseekV2ForCausalLM", "eagle3"),
+    "Eagle3MiniMaxM2ForCausalLM": ("MiniMaxM2ForCausalLM", "eagle3"),
+    "PeagleLlamaForCausalLM": ("LlamaForCausalLM", "eagle3"),
+    "PeagleQwen3ForCausalLM": ("Qwen3ForCausalLM", "eagle3"),
+    "MedusaModel": ("LlamaForCausalLM", "medusa"),
+    "DFlashDraftModel": ("Qwen3ForCausalLM", "dflash"),
+}
+
+
+def drafts() -> list[Case]:
+    """Every draft model of the registry."""
+    from vllm.model_executor.models import registry
+
+    cases = []
+    for name in sorted(registry._SPECULATIVE_DECODING_MODELS):
+        target, method = SEPARATE.get(name, (PREDICTED.get(name, name), "mtp"))
+        draft = {"method": method} | ({"model": "draft"} if name in SEPARATE else {})
+        cases.append(
+            Case(
+                name,
+                target,
+                kind="draft",
+                config=_predicting(name, target),
+                engine=_engine(target, frozenset()),
+                layouts=("tp2", "ep2", "tp4", "ep4"),
+                draft=draft,
+            )
+        )
+    return cases
+
+
+def _predicting(name: str, target: str) -> dict[str, Any]:
+    layers = {"num_nextn_predict_layers": 1}
+    if name in SEPARATE:
+        return {}
+    return {"text_config": layers} if name == "GlmOcrMTPModel" else layers
 
 
 def layout_cases() -> list[Case]:
@@ -157,6 +264,9 @@ def layout_cases() -> list[Case]:
         case("redundant experts of Qwen3", "Qwen3MoeForCausalLM", "eplb2"),
         case("redundant experts of DeepSeek", "DeepseekV3ForCausalLM", "eplb2"),
         case("redundant experts of GPT-OSS", "GptOssForCausalLM", "eplb2"),
+        case("reloaded Llama", "LlamaForCausalLM", "tp2 pp2 tp4"),
+        case("reloaded Qwen3", "Qwen3MoeForCausalLM", "tp2 ep2"),
+        case("reloaded DeepSeek", "DeepseekV3ForCausalLM", "tp2"),
         case("data-parallel DeepSeek", "DeepseekV3ForCausalLM", "dp2 dp2ep"),
         case("data-parallel Qwen3", "Qwen3MoeForCausalLM", "dp2 dp2ep"),
         case("data-parallel GPT-OSS", "GptOssForCausalLM", "dp2 dp2ep"),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ class Loaded:
     refused: str | None = None  # why the engine could not post-process on this machine
     moe: bool = False
     pipeline: bool = False
+    stand_ins: list[str] = field(default_factory=list)
     report: dict[str, Any] = field(default_factory=dict)
 
     def facts(self) -> dict[str, Any]:
@@ -45,6 +47,7 @@ class Loaded:
             "untouched_count": len(self.untouched),
             "own_bytes": self.own_bytes,
             "refused": self.refused,
+            "stand_ins": self.stand_ins,
             "moe": self.moe,
             "pipeline": self.pipeline,
         }
@@ -100,6 +103,13 @@ class Engine:
             **layout,
             **command.get("engine", {}),
         }
+        if draft := command.get("draft"):
+            where = draft.get("model") and str(Path(command["directory"], draft["model"]))
+            arguments["speculative_config"] = {
+                "num_speculative_tokens": 1,
+                **draft,
+                **({"model": where} if where else {}),
+            }
         if layout.get("data_parallel_size", 1) > 1:
             arguments["data_parallel_rank"] = self.rank
         with kernels.balancing(layout.get("enable_eplb", False)):
@@ -122,20 +132,25 @@ class Engine:
             )
         self._layout = layout
 
-    def build(self, command: dict[str, Any]) -> Any:
-        """Make the model, and load nothing."""
+    @contextlib.contextmanager
+    def building(self, command: dict[str, Any]) -> Iterator[Callable[[], Any]]:
+        """Give a function that makes the model and loads nothing; the model may be used inside."""
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.utils import initialize_model
         from vllm.utils.torch_utils import set_default_torch_dtype
 
         self.arrange(command["layout"])
         config = self.config(command, "dummy")
-        _forget_models()
-        torch.manual_seed(0)
+
+        def build() -> Any:
+            _forget_models()
+            torch.manual_seed(0)
+            config.compilation_config.static_forward_context.clear()
+            return initialize_model(config, model_config=_model_config(config))
+
         with set_current_vllm_config(config), set_default_torch_dtype(config.model_config.dtype):
-            model = initialize_model(config)
+            yield build
         config.compilation_config.static_forward_context.clear()
-        return model
 
     def load(self, command: dict[str, Any], load_format: str) -> Loaded:
         from vllm.config import set_current_vllm_config
@@ -144,24 +159,34 @@ class Engine:
         self.arrange(command["layout"])
         config = self.config(command, load_format)
         loaded = Loaded()
+        kernels.used.clear()
         _forget_models()
         self._report.unlink(missing_ok=True)
         torch.manual_seed(0)
         with set_current_vllm_config(config), _watched(loaded):
-            model = get_model(vllm_config=config)
+            model = get_model(vllm_config=config, model_config=_model_config(config))
+            if command.get("reload"):
+                _reload(config, model)
         if loaded.refused is None:
             loaded.final = {name: digest(tensor) for name, tensor in tensors_of(model)}
-        loaded.moe = bool(config.model_config.is_moe)
-        loaded.pipeline = bool(
-            config.model_config.registry.is_pp_supported_model(
-                config.model_config.architectures, config.model_config
-            )
+        loaded.stand_ins = sorted(kernels.used)
+        told = _model_config(config)
+        loaded.moe = bool(told.is_moe)
+        loaded.pipeline = config.speculative_config is None and bool(
+            told.registry.is_pp_supported_model(told.architectures, told)
         )
         config.compilation_config.static_forward_context.clear()
         if load_format == "fastload":
-            [line] = self._report.read_text().splitlines()
-            loaded.report = json.loads(line)
+            reports = self._report.read_text().splitlines()
+            assert len(reports) == 1 + bool(command.get("reload"))
+            loaded.report = json.loads(reports[0])
         return loaded
+
+
+def _model_config(config: Any) -> Any:
+    """Of the model that is loaded: the draft where there is one."""
+    speculative = config.speculative_config
+    return config.model_config if speculative is None else speculative.draft_model_config
 
 
 def _forget_models() -> None:
@@ -179,6 +204,16 @@ def _inspect_in_this_process() -> None:
         return registry._ModelInfo.from_model_cls(lazy.load_model_cls())
 
     registry._LazyRegisteredModel.inspect_model_cls = inspect
+
+
+def _reload(config: Any, model: torch.nn.Module) -> None:
+    """Load again, in place, as the engine's `reload_weights` does."""
+    from vllm.model_executor.model_loader.reload.inplace import reload_weights
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0)
+    reload_weights(config, model, None, None, is_checkpoint_format=True)
 
 
 class _watched:  # noqa: N801

@@ -9,7 +9,7 @@ unwritten.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,18 +27,24 @@ EXPERT_NAMES = (
     ("linear", "linear_1", "linear_v"),
 )
 
-MOST_UNWRITTEN = 0.02
-
 
 class NoNamesError(RuntimeError):
     """No way of naming the parameters was right."""
 
 
-def name_tensors(build: Callable[[], Any], seed: int = 0) -> Tensors:
+def name_tensors(
+    build: Callable[[], Any],
+    renames: Sequence[Mapping[str, str]] = ({},),
+    *,
+    shared: Sequence[str] = (),
+    seed: int = 0,
+) -> Tensors:
     """Find names and shapes that the model loads, and give them random values.
 
     Args:
         build: makes the model, its parameters not initialized.
+        renames: parts of names -> what they are in the checkpoint; one of these is right.
+        shared: parts of the names of parameters that another model may fill.
 
     Raises:
         NoNamesError: with what the model said to the way that came furthest.
@@ -48,9 +54,12 @@ def name_tensors(build: Callable[[], Any], seed: int = 0) -> Tensors:
     present = sorted({leaf for leaf in _leaves(model) if leaf in stacked})
     best: tuple[int, str] = (1 << 30, "it has no parameters")
     switches = list(itertools.product((True, False), repeat=min(len(present), 3)))
-    for split, renamed, experts in itertools.product(switches, (True, False), EXPERT_NAMES):
+    for split, renamed, experts, rename in itertools.product(
+        switches, (True, False), EXPERT_NAMES, renames
+    ):
         chosen = {leaf: stacked[leaf] for leaf, on in zip(present, split, strict=False) if on}
-        tensors = _Taker(model, chosen, experts, renamed, seed).all()
+        taken = _Taker(model, chosen, experts, renamed, seed).all()
+        tensors = {_replaced(name, rename): value for name, value in taken.items()}
         trial = build()
         try:
             trial.load_weights(iter(list(tensors.items())))
@@ -58,14 +67,22 @@ def name_tensors(build: Callable[[], Any], seed: int = 0) -> Tensors:
             if best[0] == 1 << 30:
                 best = (1 << 30, f"{type(error).__name__}: {' '.join(str(error).split())[:160]}")
             continue
-        unwritten = [name for name, value in trial.named_parameters() if _is_unwritten(value)]
+        unwritten = [
+            name
+            for name, value in trial.named_parameters()
+            if _is_unwritten(value) and not any(part in name for part in shared)
+        ]
         if not unwritten:
             return tensors
         if len(unwritten) < best[0]:
             best = (len(unwritten), f"{len(unwritten)} not loaded, such as {unwritten[0]}")
-        if not any(".experts" in name for name in tensors) and experts is EXPERT_NAMES[0]:
-            continue
     raise NoNamesError(best[1])
+
+
+def _replaced(name: str, rename: Mapping[str, str]) -> str:
+    for old, new in rename.items():
+        name = name.replace(old, new, 1)
+    return name
 
 
 def _is_unwritten(value: torch.Tensor) -> bool:

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 _LINEAR = "vllm.model_executor.kernels.linear"
 _ORACLE = "vllm.model_executor.layers.fused_moe.oracle"
 
@@ -40,8 +42,8 @@ _EXPERT_CHOICES = {
 }
 
 
-class AbsentKernelError(NotImplementedError):
-    """The engine has no kernel for this layer on this machine."""
+used: set[str] = set()
+"""The choices in which a stand-in was taken. Whoever looks at it empties it before."""
 
 
 class _Nothing:
@@ -61,7 +63,7 @@ class AbsentKernel:
         pass
 
     def process_weights_after_loading(self, *arguments: Any, **named: Any) -> None:
-        raise AbsentKernelError("no kernel on this machine")
+        """Leave the weights as they are."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -84,7 +86,10 @@ def stand_in() -> None:
         members = getattr(module, kind)
         backend = getattr(members, member, None) or next(iter(members))
         _replace(module, name, (backend, AbsentKernel))
+    _triton()
+    _fp8()
     _marlin()
+    _experts_without_gate()
     _dense_attention()
 
 
@@ -96,6 +101,7 @@ def _replace(module: Any, name: str, absent: Any) -> None:
         try:
             return original(*arguments, **named)
         except (ValueError, NotImplementedError, RuntimeError, AssertionError, ImportError):
+            used.add(name)
             return absent
 
     _everywhere(name, original, choose)
@@ -107,11 +113,50 @@ def _everywhere(name: str, original: Callable[..., Any], new: Callable[..., Any]
             setattr(module, name, new)
 
 
+def _triton() -> None:
+    """A model tells Triton how to allocate memory, where there is a Triton or not."""
+    from vllm.triton_utils import triton
+
+    if not hasattr(triton, "set_allocator"):
+        triton.set_allocator = lambda allocator: None
+
+
+def _fp8() -> None:
+    """Quantize to fp8 in plain torch; the engine's operation is not in this build."""
+    from vllm import _custom_ops
+
+    def scaled_fp8_quant(
+        value: Any, scale: Any = None, *_: Any, use_per_token_if_dynamic: bool = False, **__: Any
+    ) -> Any:
+        used.add("scaled_fp8_quant")
+        if scale is None:
+            largest = value.float().abs()
+            largest = largest.amax(-1, keepdim=True) if use_per_token_if_dynamic else largest.max()
+            scale = (largest / torch.finfo(torch.float8_e4m3fn).max).reshape(-1)
+            scale = scale.reshape(-1, 1) if use_per_token_if_dynamic else scale
+        return (value.float() / scale).to(torch.float8_e4m3fn), scale
+
+    _custom_ops.scaled_fp8_quant = scaled_fp8_quant
+
+
 def _marlin() -> None:
     """GPTQ asks early whether one kernel of another machine supports the format."""
     marlin = importlib.import_module("vllm.model_executor.layers.quantization.utils.marlin_utils")
     importlib.import_module("vllm.model_executor.layers.quantization.auto_gptq")
     _replace(marlin, "verify_marlin_supported", None)
+
+
+def _experts_without_gate() -> None:
+    """The engine runs experts without a gate on GPUs only; it says so when they are made."""
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
+
+    original = FusedMoEConfig.__post_init__
+
+    def check(config: Any) -> None:
+        with contextlib.suppress(NotImplementedError):
+            original(config)
+
+    FusedMoEConfig.__post_init__ = check
 
 
 def _dense_attention() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fastload_common.testing.sweep_checkpoints import has_class, tiny_config, write_by_transformers
-from fastload_common.testing.sweep_families import EXTRA
+from fastload_common.testing.sweep_families import special
 from fastload_common.testing.sweep_quantized import FORMATS, Format, quantized
 from tests.sweep.engine_names import name_tensors
 
@@ -22,7 +22,10 @@ def make(engine: Any, case: dict[str, Any], directory: Path) -> dict[str, Any]:
     if case.get("format"):
         write_quantized(directory, architecture, case["config"], FORMATS[case["format"]])
         return {"ok": True, "by": "transformers"}
-    known = EXTRA.get(architecture, {})
+    if case["draft"]:
+        write_draft(engine, case, directory)
+        return {"ok": True, "by": "engine"}
+    known = special(architecture)
     if not has_class(architecture):
         return {"ok": False, "error": "no configuration: transformers has no such class"}
     if by == "transformers" and not known.get("names"):
@@ -47,8 +50,55 @@ def write_by_engine(engine: Any, directory: Path, arguments: dict[str, Any]) -> 
         "layout": {"tensor_parallel_size": 1},
         "engine": arguments,
     }
-    tensors = name_tensors(lambda: engine.build(command))
-    write_shards(directory, tensors)
+    with engine.building(command) as build:
+        write_shards(directory, name_tensors(build))
+
+
+def write_draft(engine: Any, case: dict[str, Any], directory: Path) -> None:
+    """Write a draft under the engine's names, into its target's checkpoint or beside it."""
+    architecture, draft = case["architecture"], case["draft"]
+    where = directory / draft.get("model", "")
+    tensors: dict[str, torch.Tensor] = {}
+    if where == directory:
+        write_by_transformers(directory, architecture, changes=case["config"])
+        tensors = read_shards(directory)
+    else:
+        write_by_transformers(directory, architecture, changes=case["config"])
+        write_config(where, DRAFT_CLASS.get(case["name"], architecture), {})
+        path = where / "config.json"
+        path.write_text(
+            json.dumps(json.loads(path.read_text()) | {"architectures": [case["name"]]})
+        )
+    command = {
+        "directory": str(directory),
+        "layout": {"tensor_parallel_size": 1},
+        "engine": case["engine"],
+        "draft": draft,
+    }
+    with engine.building(command) as build:
+        named = name_tensors(build, RENAMES, shared=SHARED)
+    for shard in where.glob("*.safetensors*"):
+        shard.unlink()
+    write_shards(where, tensors | named)
+
+
+# What a draft's layers are called in the checkpoint, where the engine calls them otherwise.
+RENAMES: tuple[dict[str, str], ...] = (
+    {},
+    {".mtp_block.": "."},
+    {"model.": "mtp."},
+    {"model.layers.": "mtp.layers."},
+    {"model.": ""},
+)
+SHARED = ("embed_tokens", "lm_head", "shared_head.head")
+"""Of the target, where a draft's checkpoint has none."""
+
+# Whose configuration a draft has, where it is not its target's.
+DRAFT_CLASS: dict[str, str] = {
+    "Eagle3Qwen2_5vlForCausalLM": "LlamaForCausalLM",
+    "Eagle3Qwen3vlForCausalLM": "LlamaForCausalLM",
+    "EagleMiniCPMForCausalLM": "MiniCPMForCausalLM",
+}
 
 
 def write_quantized(

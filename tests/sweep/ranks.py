@@ -15,6 +15,10 @@ from typing import Any, Self
 ROOT = Path(__file__).parents[2]
 
 
+START_S = 600.0
+"""For a rank to start: mostly imports, which take minutes where a machine has better to do."""
+
+
 class RanksLostError(RuntimeError):
     """A rank crashed or did not answer in time; all of them are gone."""
 
@@ -25,16 +29,17 @@ class Ranks:
     Args:
         world_size: how many.
         directory: for their logs and reports.
+        module: what each of them runs.
     """
 
-    def __init__(self, world_size: int, directory: Path) -> None:
+    def __init__(self, world_size: int, directory: Path, module: str = "tests.sweep.rank") -> None:
         self.world_size = world_size
+        self._module = module
         self._directory = directory
         self._processes: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Self:
-        self._start()
-        return self
+        return self  # they start with the first question
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -86,7 +91,7 @@ class Ranks:
             with (self._directory / f"{name}.log").open("a") as log:
                 self._processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "tests.sweep.rank", json.dumps(place)],
+                        [sys.executable, "-m", self._module, json.dumps(place)],
                         cwd=ROOT,
                         env=environ,
                         stdin=subprocess.PIPE,
@@ -95,7 +100,7 @@ class Ranks:
                         text=True,
                     )
                 )
-        self._answers(180.0)
+        self._answers(START_S)
 
     def _answers(self, timeout_s: float) -> list[dict[str, Any]]:
         end_s = time.monotonic() + timeout_s

@@ -32,6 +32,7 @@ class Result:
     moe: bool = False
     pipeline: bool = False
     unprocessed: str = ""  # why the engine could not post-process here
+    stand_ins: str = ""  # choices of kernels in which the engine found none
     eager: str = ""
     needed: list[float] = field(default_factory=list)  # share of the model's bytes, rank by rank
     per_own: float = 0.0  # the most bytes that a rank needed, for each of its parameters' bytes
@@ -44,6 +45,7 @@ class Result:
         self.untouched = sum(answer["untouched_count"] for answer in answers)
         self._own_bytes = [answer["own_bytes"] for answer in answers]
         self.moe, self.pipeline = answers[0]["moe"], answers[0]["pipeline"]
+        self.stand_ins = ", ".join(answers[0]["stand_ins"])
         self.unprocessed = answers[0]["refused"] or ""
 
     def take_fastload(self, answers: list[dict[str, Any]]) -> None:
@@ -73,7 +75,9 @@ class Result:
         if self.needed:
             shares = " ".join(f"{share:.2f}" for share in self.needed)
             words.append(f"needed {shares} ({self.per_own:.2f} of its own)")
-        words += [text for text in (self.reason, self.unprocessed, self.eager) if text]
+        words += [
+            text for text in (self.reason, self.unprocessed, self.stand_ins, self.eager) if text
+        ]
         return "  ".join(words)
 
 
@@ -111,15 +115,18 @@ class Results:
 def summary(results: Results, cases: list[Case]) -> tuple[str, int]:
     """The counts, and how many results are bad: different, failed, lost."""
     found = results.of(cases)
+    same = {result.case for result in found if result.outcome == "same"}
     lines = []
-    for kind in dict.fromkeys(case.kind for case in cases):
+    for kind, title in _TITLES.items():
         names = {case.name for case in cases if case.kind == kind}
-        same = {r.case for r in found if r.outcome == "same" and r.case in names}
-        lines.append(f"{kind}: {len(same)} of {len(names)} loaded, the same tensors")
+        if names:
+            lines.append(f"{title}: {len(same & names)} of {len(names)} load, with equal tensors")
+    formats = {case.quantization for case in cases if case.name in same and case.quantization}
+    lines.append(f"Formats of quantized weights: {len(formats)}")
     layouts = Counter(result.layout for result in found if result.outcome == "same")
-    lines.append("layouts: " + ", ".join(f"{name} {count}" for name, count in layouts.items()))
-    lines.append(f"tensors compared: {sum(result.tensors for result in found)}")
-    lines.append(f"tensors that differ: {sum(result.different for result in found)}")
+    lines.append("Loads by layout: " + ", ".join(f"{name} {n}" for name, n in layouts.items()))
+    lines.append(f"Tensors compared: {sum(result.tensors for result in found)}")
+    lines.append(f"Tensors that differ: {sum(result.different for result in found)}")
     bad = [result for result in found if result.outcome in ("different", "failed", "lost")]
     lines += [result.line() for result in bad]
     return "\n".join(lines), len(bad)
@@ -146,8 +153,21 @@ _INTRODUCTION = """# Sweep over the engine's architectures
 Written by `make sweep`; do not edit. Small random checkpoints, one an architecture of vLLM's
 registry, each loaded by the engine's default loader and by fastload in as many processes as the
 layout has ranks. Every parameter, buffer and tensor attribute is compared bit for bit, right after
-`load_weights` and again after the engine's post-processing where this machine can do it. In
-the tables: tensors compared over all ranks; `-` where the model has no such layout.
+`load_weights` and again after the engine's post-processing where this machine can do it.
+
+- Names and shapes are those that transformers saves; where it has no such class, or other names
+  than published checkpoints, those that the engine's own `load_weights` asks for.
+- The sizes are awkward on purpose: a vocabulary of 509, two key/value heads for four ranks,
+  parts of an odd number of blocks.
+- Where the engine has no kernel for this machine, one that computes nothing stands in, so that
+  the layer is made and loaded; the notes name the choice.
+- Layouts: `tp`, `pp` and `ep` with the number of ranks; `eplb2` with redundant experts; `dp2` with
+  data-parallel attention, `dp2ep` with its experts divided. Fewer cases have those last three.
+- In the tables: tensors compared over all ranks; `-` where the model has no such layout.
+
+`make sweep` goes on where it stopped; `make sweep SWEEP_ARGS="Qwen --layouts tp2"` runs a part.
+Every test run does a small part of it.
+
 """
 
 _TITLES = {
@@ -180,6 +200,7 @@ def _row(case: Case, layouts: list[str], found: Found) -> str:
         elif result.outcome == "same":
             cells.append(str(result.tensors))
             notes += [result.eager and f"read eagerly: {result.eager}"]
+            notes += [result.stand_ins and f"without kernels for: {result.stand_ins}"]
             notes += [result.unprocessed and f"not post-processed: {result.unprocessed}"]
         else:
             cells.append(result.outcome)

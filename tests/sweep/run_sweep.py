@@ -62,6 +62,8 @@ def _one(
         result.fail("lost", str(error))
     except _UnfitError as error:
         result.fail(error.outcome, str(error))
+    if case.alone:
+        ranks.stop()
     results.add(result)
     print(result.line(), flush=True)
 
@@ -72,7 +74,7 @@ def _run(ranks: Ranks, maker: Ranks, case: Case, layout: str, model: Path, resul
     command = {
         "directory": str(model),
         "layout": LAYOUTS[layout].arguments,
-        "engine": case.engine,
+        **case.command(),
     }
     result.take_default(_all(ranks.ask({"op": "default", **command}), "refused"))
     result.take_fastload(_all(ranks.ask({"op": "fastload", **command}), "failed"))
@@ -92,7 +94,7 @@ def _make(maker: Ranks, case: Case, model: Path) -> None:
             "op": "default",
             "directory": str(model),
             "layout": LAYOUTS["tp1"].arguments,
-            "engine": case.engine,
+            **case.command(),
         }
         try:
             _all(maker.ask(made), "unmade")

@@ -41,7 +41,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], d
     return {(row["case"], row["layout"]): row for row in rows}
 
 
-def test_every_case_ran_and_every_tensor_is_equal(
+def test_t09_every_architecture_loads_the_same_tensors(
     results: dict[tuple[str, str], dict[str, Any]],
 ) -> None:
     wanted = {

@@ -204,8 +204,12 @@ def test_a_server_says_it_in_its_log(
     fetched = sum(row["fetched_bytes"] for row in rows)
     print(f"served: node fetched {fetched / rows[0]['model_bytes']:.4f} of the model")
     assert fetched <= MOST * rows[0]["model_bytes"]
-    said = re.findall(r"fastload: rank [01]/2 loaded .*", log.read_text())
+    said = re.findall(
+        r"fastload: rank [01]/2 loaded .* all of them fetched ([0-9.]+) of the model",
+        log.read_text(),
+    )
     assert len(said) == RANKS, log.read_text()[-4000:]
+    assert all(1 <= float(ratio) <= MOST for ratio in said), said
 
 
 def _wait_until_up(server: subprocess.Popen[bytes], port: int, log: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from fastload_common.clock import Clock, SystemClock
 from fastload_common.exchange.card import Card
@@ -250,3 +252,19 @@ def run_all(
         thread.join(max(0.0, end_s - time.monotonic()))
     alive = [thread.name for thread in threads if thread.is_alive()]
     assert not alive, f"did not end: {alive}"
+
+
+def all_is_right(made: Sequence[Rank], objects: dict[ObjectId, bytes]) -> None:
+    """Every rank has what it needs, and no slot is held; raises the error of one that failed."""
+    for row in made:
+        if row.error is not None:
+            raise row.error
+        for (one, start, end), value in row.got.items():
+            assert value == objects[one][start:end]
+        assert row.arena.leased_count == 0
+
+
+def with_terms(row: Rank, **changes: Any) -> None:
+    """What a rank offered, as if it had been other terms."""
+    row.exchange._terms = dataclasses.replace(row.exchange._its_terms(), **changes)
+    row.exchange._by_object = row.exchange._its_terms().by_object

@@ -80,10 +80,12 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
                     if number == signal.SIGSTOP:
                         due[rank] = [signal.SIGCONT, after_s + _CONTINUE_S]
         time.sleep(0.002)
+    # When a killed one was gone indeed: a busy machine lets it run once more to die.
+    gone_s = [row["ended_s"] for row in ended.values() if row["status"] == -signal.SIGKILL]
     for rank, row in ended.items():
         path = directory / f"result.{rank}"
         row["result"] = json.loads(path.read_text()) if path.exists() else None
-        row["hit_s"] = hit_s
+        row["hit_s"], row["gone_s"] = hit_s, max(gone_s, default=None)
     return {"ranks": [ended[k] for k in range(job["size"])], "hit": hit_s is not None}
 
 

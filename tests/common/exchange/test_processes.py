@@ -78,7 +78,7 @@ def test_a_killed_rank_ends_all_or_none(
         assert killed, result["error"]
         assert result["error"].startswith(f"PeerError: rank {victim} (pid ")
         assert "ended without a word (killed?)" in result["error"]
-        assert result["failed_s"] - row["hit_s"] < 5
+        assert result["failed_s"] - row["gone_s"] < 5
 
 
 def test_a_rank_killed_in_its_trace_ends_the_others(
@@ -97,7 +97,7 @@ def test_a_rank_killed_in_its_trace_ends_the_others(
     for rank in (0, 2):
         row = found["ranks"][rank]
         assert row["result"]["error"].startswith("PeerError: rank 1 (pid ")
-        assert row["result"]["failed_s"] - row["hit_s"] < 5
+        assert row["result"]["failed_s"] - row["gone_s"] < 5
 
 
 def test_a_stopped_rank_is_waited_for(

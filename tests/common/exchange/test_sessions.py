@@ -18,6 +18,8 @@ from fastload_common.errors import (
     PeerError,
     TensorMismatchError,
 )
+from fastload_common.exchange.node_exchange import NodeExchange
+from fastload_common.load import sharing
 from fastload_common.load.executor import Executor
 from fastload_common.load.session import LoadSession, WeightSource
 from fastload_common.ranges import ByteRange
@@ -99,7 +101,9 @@ def test_one_rank_by_itself_exchanges_nothing_and_says_nothing(
         outcomes = load_ranks(str(checkpoint), 1, settings_of())
     all_is_right(outcomes, tensors)
     assert outcomes[0].report.node == {}
-    assert "rank" not in caplog.text.replace("rank 0/1", "")
+    said = [record for record in caplog.records if "exchange" in record.name]
+    assert said == []
+    assert "other rank" not in caplog.text
 
 
 def test_a_rank_that_reads_eagerly_leaves_the_others_to_exchange(
@@ -282,3 +286,29 @@ def test_damage_ends_all_ranks(uri: str, rig: Rig, tensors: Tensors) -> None:
 def test_the_setting_is_one_of_two() -> None:
     with pytest.raises(ConfigError, match="expected one of auto, off"):
         settings_of(exchange="on")
+
+
+def test_with_verify_a_rank_that_reads_eagerly_compares_what_it_reads(
+    uri: str, tensors: Tensors
+) -> None:
+    settings = [settings_of(verify="full"), settings_of(verify="full", trace="eager")]
+    outcomes = load_ranks(uri, 2, settings)
+    all_is_right(outcomes, tensors)
+    assert [outcome.report.verified["compared"] for outcome in outcomes] == [2, 2]
+
+
+def test_a_rank_that_cannot_begin_is_gone_for_the_others(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For want of descriptors, say; its sockets do not live on."""
+    made = NodeExchange
+
+    def refused(met: Any, *args: Any, **more: Any) -> Any:
+        if met.own.rank == 1:
+            raise OSError(24, "Too many open files")
+        return made(met, *args, **more)
+
+    monkeypatch.setattr(sharing, "NodeExchange", refused)
+    outcomes = load_ranks(str(checkpoint), 2, settings_of())
+    assert isinstance(outcomes[1].error, OSError)
+    assert isinstance(outcomes[0].error, PeerError)

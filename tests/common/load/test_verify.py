@@ -215,7 +215,7 @@ def test_a_second_pass_counts_as_well(
                     raise TypeError("a kernel that wants a plain tensor")
             model.parameter(name).data.copy_(weight)
 
-    session = stored.load(settings_for("covered"), model, picky)
+    session = stored.load(settings_for("covered", memory_bytes="4MiB"), model, picky)
     assert model.holds(large)
     assert session.report.eager_reason == "not traceable: TypeError"
     assert stored.counts(session) == (2, 0, 0, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -197,7 +198,8 @@ def test_another_shape_or_memory_in_place_is_refused(
 
 def test_tensors_whose_address_was_taken_are_given_up() -> None:
     """A loader that looks at all values, one tensor after the other, holds one at a time."""
-    seen: list[StorageWeakRef] = []
+    seen: list[Any] = []
+    weak: Any = StorageWeakRef
     most = 0
 
     def body(loaded: dict[str, torch.Tensor], params: dict[str, torch.Tensor]) -> None:
@@ -208,7 +210,7 @@ def test_tensors_whose_address_was_taken_are_given_up() -> None:
             total += float(tensor.numpy().sum()) + float(sum(tensor.tolist()))
             if isinstance(tensor, LazyTensor):
                 assert tensor.node.real is not None
-                seen.append(StorageWeakRef(tensor.node.real.untyped_storage()))
+                seen.append(weak(tensor.node.real.untyped_storage()))
                 most = max(most, sum(not memory.expired() for memory in seen))
         params["sum"].fill_(total)
 

@@ -1,0 +1,99 @@
+"""Where SGLang keeps what it compiles, and when that is complete.
+
+SGLang's own keys hold neither the model nor the rank: a key that does must stand above them. All
+of it is code that is run when it is loaded.
+"""
+
+from __future__ import annotations
+
+from fastload_common.engine.cache_roots import CacheRoot, CompletePoint
+from fastload_sglang.compat import Name
+
+__all__ = ["BASE", "COMPLETE", "NOT_KEPT", "ROOTS"]
+
+BASE = CacheRoot(
+    name="sglang",
+    variables=("SGLANG_CACHE_DIR",),
+    default="~/.cache/sglang",
+    note="The engine's cache directory, below which most of the others are.",
+)
+
+ROOTS: tuple[CacheRoot, ...] = (
+    CacheRoot(
+        "inductor",
+        ("TORCHINDUCTOR_CACHE_DIR",),
+        "{engine}/inductor",
+        note="Set when the engine is imported, unless it was set; set anew for good by a process "
+        "that compiles the prefill in pieces.",
+    ),
+    CacheRoot("triton", ("TRITON_CACHE_DIR",), "{engine}/triton", note="As inductor."),
+    CacheRoot("cuda-driver", ("CUDA_CACHE_PATH",), "{engine}/nv"),
+    CacheRoot("tilelang", ("TILELANG_CACHE_DIR",), "{engine}/tilelang"),
+    CacheRoot(
+        "flashinfer",
+        ("FLASHINFER_WORKSPACE_BASE",),
+        "{engine}",
+        below=(".cache/flashinfer",),
+        note="Read when flashinfer is imported.",
+    ),
+    CacheRoot(
+        "flashinfer-autotune",
+        ("SGLANG_FLASHINFER_AUTOTUNE_CACHE",),
+        "{engine}/flashinfer/autotune",
+        note="One file for each rank.",
+    ),
+    CacheRoot(
+        "torch-compile",
+        (),
+        "{engine}/torch_compile_cache",
+        note="Prefill in pieces; holds directories of inductor and triton of its own.",
+    ),
+    CacheRoot("deep-gemm", ("SGLANG_DG_CACHE_DIR",), "{engine}/deep_gemm"),
+    CacheRoot(
+        "jit-kernels",
+        ("SGLANG_JIT_CACHE_DIR",),
+        "~/.cache/sglang/jit",
+        note="Does not move with the engine's cache directory. Content-addressed, never changed.",
+    ),
+    CacheRoot("cute-aot", ("SGLANG_CUTE_AOT_CACHE_DIR",), "{engine}/cute_aot"),
+    CacheRoot("tvm-ffi", ("TVM_FFI_CACHE_DIR",), "~/.cache/tvm-ffi"),
+    CacheRoot("torch-extensions", ("TORCH_EXTENSIONS_DIR",), "~/.cache/torch_extensions"),
+)
+"""Each may be absent: what a run does not use is not there."""
+
+NOT_KEPT: tuple[CacheRoot, ...] = (
+    CacheRoot(
+        "peer-access",
+        (),
+        "{engine}",
+        below=("gpu_p2p_access_cache_for_*.json",),
+        portable=False,
+        note="Of one host's devices.",
+    ),
+    CacheRoot("rust-extensions", (), "{engine}/rust_extensions", portable=False),
+    CacheRoot(
+        "model-streamer",
+        (),
+        "{engine}/model_streamer",
+        portable=False,
+        note="Models' small files, or links to ours.",
+    ),
+    CacheRoot("locks", (), "{engine}/locks", portable=False),
+)
+"""What stands below the same directories and must not be given to others."""
+
+_SCHEDULER = "sglang.srt.managers.scheduler"
+
+COMPLETE: tuple[CompletePoint, ...] = (
+    CompletePoint(
+        Name(_SCHEDULER, "Scheduler.init_model_worker", "compile caches are complete", ()),
+        "Weights are loaded, graphs captured, kernels tuned. All there is for an engine without "
+        "an HTTP server.",
+    ),
+    CompletePoint(
+        Name(_SCHEDULER, "Scheduler.handle_freeze_gc", "the same, after warm-up", ("recv_req",)),
+        "The server has answered its own warm-up request: functions that are compiled when they "
+        "are first called are there too.",
+    ),
+)
+"""In each scheduler process; the later one counts where both are reached."""
