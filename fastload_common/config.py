@@ -164,6 +164,45 @@ OPTIONS: tuple[Option, ...] = (
         ("original/**", "metal/**", ".git/**", ".cache/**"),
         "Objects never fetched, as comma-separated globs relative to the model's root.",
     ),
+    Option(
+        "compile_cache",
+        "places",
+        None,
+        "Where compiled artefacts are kept: a directory of this node, s3://bucket/prefix, or both "
+        "with a comma between them; the directory is asked first. Unset: off.",
+    ),
+    Option(
+        "compile_cache_signing_key_file",
+        "path",
+        None,
+        "Ed25519 key in PEM. With a private key entries are signed, with it or a public one only "
+        "entries signed with that key are used.",
+    ),
+    Option(
+        "compile_cache_max_bytes",
+        "bytes",
+        10 * GIB,
+        "Bound of the directory in compile_cache, and of what one entry may unpack to; the least "
+        "recently used entries go first.",
+        minimum=1 * MIB,
+        maximum=1024 * TIB,
+    ),
+    Option(
+        "compile_cache_deadline_s",
+        "s",
+        30.0,
+        "Longest time that a start waits for S3 in compile_cache, and longest that an upload may "
+        "take or the end of the process be delayed by one.",
+        minimum=0.1,
+        maximum=_DAY_S,
+    ),
+    Option(
+        "compile_cache_force",
+        "flag",
+        False,
+        "Use a directory in compile_cache that other users can write although entries are not "
+        "signed: whoever writes there runs code in the engine.",
+    ),
     Option("report", "path", None, "Append the report of each load to this file, as JSON lines."),
     Option(
         "progress",
@@ -207,6 +246,11 @@ class Settings:
     cache_dir: Path | None = _BY_NAME["cache_dir"].default
     cache_max_bytes: int = _BY_NAME["cache_max_bytes"].default
     ignore_patterns: tuple[str, ...] = _BY_NAME["ignore_patterns"].default
+    compile_cache: tuple[str, ...] | None = _BY_NAME["compile_cache"].default
+    compile_cache_signing_key_file: Path | None = _BY_NAME["compile_cache_signing_key_file"].default
+    compile_cache_max_bytes: int = _BY_NAME["compile_cache_max_bytes"].default
+    compile_cache_deadline_s: float = _BY_NAME["compile_cache_deadline_s"].default
+    compile_cache_force: bool = _BY_NAME["compile_cache_force"].default
     report: Path | None = _BY_NAME["report"].default
     progress: str = _BY_NAME["progress"].default
 

@@ -20,8 +20,8 @@ class Option:
 
     Attributes:
         name: field of `Settings`; the variable is ``FASTLOAD_`` + upper case.
-        unit: ``bytes``, ``bytes/s``, ``s``, ``count``, ``path``, ``flag``, ``choice`` or
-            ``patterns``.
+        unit: ``bytes``, ``bytes/s``, ``s``, ``count``, ``path``, ``flag``, ``choice``,
+            ``patterns`` or ``places``.
         default: the parsed default; None means "chosen by fastload".
         meaning: one or two sentences for the reference page.
         minimum, maximum: smallest and largest value allowed for numbers.
@@ -109,6 +109,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "flag": bool,
     "choice": str,
     "patterns": tuple,
+    "places": tuple,
 }
 _EXPECTED = {
     "bytes": "a size such as 16MiB",
@@ -119,6 +120,7 @@ _EXPECTED = {
     "flag": "true or false",
     "choice": "one of the choices",
     "patterns": "comma-separated globs",
+    "places": "comma-separated directories or s3:// prefixes",
 }
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True}
 _FLAGS |= {"0": False, "false": False, "no": False, "off": False}

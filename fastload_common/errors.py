@@ -20,6 +20,11 @@
     │   └── TensorMismatchError     shape or dtype do not fit
     ├── TraceError                  the engine did what a lazy tensor cannot stand for
     ├── PeerError                   another rank of this host, which loads together with this one
+    ├── CompileCacheError           the compile cache; the engine compiles instead
+    │   ├── FactorsInvalidError     what a key is made of is incomplete, unknown or noise
+    │   ├── BundleInvalidError      damaged, or not what a bundle may be
+    │   ├── BundleUntrustedError    not signed with the operator's key
+    │   └── StoreUnsafeError        other users can write where entries are kept
     ├── StagingError                host memory
     │   └── OutOfBudgetError        the budget cannot hold what must be held at once
     └── DeadlineError               the load as a whole took longer than allowed
@@ -35,11 +40,15 @@ from typing import Any, ClassVar
 
 __all__ = [
     "AccessDeniedError",
+    "BundleInvalidError",
+    "BundleUntrustedError",
     "CheckpointError",
     "ChecksumMismatchError",
+    "CompileCacheError",
     "ConfigError",
     "DeadlineError",
     "EngineUnsupportedError",
+    "FactorsInvalidError",
     "FastloadError",
     "HeaderInvalidError",
     "HeaderTooLargeError",
@@ -54,6 +63,7 @@ __all__ = [
     "SourceError",
     "SourceUnavailableError",
     "StagingError",
+    "StoreUnsafeError",
     "TensorMismatchError",
     "TensorMissingError",
     "TraceError",
@@ -186,6 +196,26 @@ class PeerError(FastloadError):
     """
 
     failure: Any = None
+
+
+class CompileCacheError(FastloadError):
+    """The compile cache could not be used; never a reason to end a server."""
+
+
+class FactorsInvalidError(CompileCacheError):
+    """What a key is made of is incomplete, unknown, or would differ without a reason."""
+
+
+class BundleInvalidError(CompileCacheError):
+    """A bundle or its manifest is damaged, or asks for what a bundle may not do."""
+
+
+class BundleUntrustedError(CompileCacheError):
+    """A bundle is not signed with the operator's key."""
+
+
+class StoreUnsafeError(CompileCacheError):
+    """Other users can write where entries are kept, and so could run code in the engine."""
 
 
 class StagingError(FastloadError):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fastload_common import errors
+from fastload_common.compile_cache.factors import FACTORS
 from fastload_common.config import OPTIONS, Option
 from fastload_common.errors import FastloadError
 from fastload_common.load.report import SCHEMA, SCHEMA_VERSION
@@ -91,7 +92,31 @@ def report_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def key_page() -> str:
+    """What the key of the compile cache is made of."""
+    lines = [
+        "# What the key of the compile cache is made of",
+        "",
+        _GENERATED,
+        "",
+        "A key is the SHA-256 of these factors as canonical JSON. What is not in this table cannot",
+        "enter a key. The machine gives those of the groups `software` and `hardware` itself; the",
+        "others come from the engine. A factor that does not apply is left out; without one of the",
+        "required ones there is no key. `fastload cache key` prints them, and a miss says which of",
+        "them differ from the nearest entry. See [compile cache](compile-cache.md).",
+        "",
+        "| factor | required | meaning |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| `{factor.name}` | {'yes' if factor.required else ''} | {factor.meaning} |"
+        for factor in FACTORS
+    ]
+    return "\n".join(lines) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
+    "compile-cache-key.md": key_page,
     "configuration.md": configuration_page,
     "errors.md": errors_page,
     "report.md": report_page,

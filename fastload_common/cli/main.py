@@ -16,6 +16,7 @@ import typer
 
 from fastload_common import __version__
 from fastload_common.cli.bench import bench
+from fastload_common.cli.cache import app as cache
 from fastload_common.cli.doctor import doctor
 from fastload_common.cli.inspect import inspect
 from fastload_common.cli.plan import plan
@@ -36,6 +37,7 @@ app.command()(plan)
 app.command()(bench)
 app.command()(doctor)
 app.command()(config)
+app.add_typer(cache, name="cache")
 
 
 def _show_version(wanted: bool) -> None:
