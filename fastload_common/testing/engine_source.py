@@ -39,6 +39,7 @@ class Source:
 
 @cache
 def parsed(file: Path) -> ast.Module:
+    """The syntax tree of a file; parsed once."""
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
