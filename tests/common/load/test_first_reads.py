@@ -35,9 +35,7 @@ class SlowDirectory(LocalSource):
 
 
 def test_headers_tell_the_latency(tmp_path: Path) -> None:
-    write_checkpoint(
-        tmp_path, {f"t{k}": random_tensor("F32", [4], k) for k in range(8)}, shards=4
-    )
+    write_checkpoint(tmp_path, {f"t{k}": random_tensor("F32", [4], k) for k in range(8)}, shards=4)
     clock = FakeClock()
     reads = FirstReads(clock)
     source = SlowDirectory(tmp_path, clock)
