@@ -125,6 +125,12 @@ IS_QUANTIZED = Name(
     "models quantized while they load are read eagerly",
     (),
 )
+ADD_FORGOTTEN = Name(
+    _WEIGHTS,
+    "maybe_add_mtp_safetensors",
+    "a file that some published indexes forget",
+    ("hf_weights_files", "hf_folder", "index_file", "hf_config"),
+)
 SYNCHRONOUS = Name(
     _WEIGHTS,
     "RUNAI_STREAMER_TENSOR_ATTR",
@@ -160,6 +166,7 @@ LOADER_NAMES: tuple[EngineName, ...] = (
     SOURCE,
     SOURCE_OF,
     IS_QUANTIZED,
+    ADD_FORGOTTEN,
     SYNCHRONOUS,
     DEFAULT_GROUP,
     PARALLEL,

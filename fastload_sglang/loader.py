@@ -7,11 +7,13 @@ does the rest. Imported only inside SGLang, when a model is to be loaded.
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, device, nn
@@ -37,6 +39,8 @@ _Weights = Iterable[tuple[str, Tensor]]
 
 _TRACED_ONLINE = ("fp8",)
 """Quantizations of unquantized checkpoints that begin when all weights are there."""
+
+_INDEX = "model.safetensors.index.json"
 
 _FIRST_RANK_SPEAKS_S = 2.0
 """How long the others of a host wait to be ended before they say the same."""
@@ -90,9 +94,10 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # SGLang is not there w
         sources += getattr(model, "secondary_weights", ())
         root = weights_root(model_config)
         sources[0].model_or_path = root
+        own, *others = [self._source(source) for source in sources]
         return PendingWeights(
             self,
-            [self._source(source) for source in sources],
+            [own, *_forgotten(own, model_config), *others],
             _eager_reason(model, model_config),
             loading_group(self.load_config),
         )
@@ -229,6 +234,20 @@ def weights_root(model_config: Any) -> str:
     if uri and compat.METADATA_PATH.get()(uri) == model_config.model_path:
         return str(uri)
     return str(model_config.model_path)
+
+
+def _forgotten(source: WeightSource, model_config: Any) -> list[WeightSource]:
+    """Files that are not in the index but belong to the model, as the engine knows it."""
+    folder = str(model_config.model_path)
+    index = os.path.join(folder, _INDEX)
+    if not os.path.isfile(index):
+        return []
+    with open(index, encoding="utf-8") as stream:
+        known = sorted(set(json.load(stream).get("weight_map", {}).values()))
+    files = [os.path.join(folder, name) for name in known]
+    more = compat.ADD_FORGOTTEN.get()(files, folder, _INDEX, model_config.hf_config)
+    names = tuple(os.path.basename(path) for path in more if path not in files)
+    return [replace(source, patterns=names)] if names else []
 
 
 def _eager_reason(model: nn.Module, model_config: Any) -> str | None:

@@ -139,6 +139,8 @@ def run(
         return process.returncode, output, members(process.pid)
     finally:
         end(process)
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def end(process: subprocess.Popen[Any]) -> None:

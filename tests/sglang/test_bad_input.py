@@ -37,8 +37,9 @@ def models(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Pat
     shard.write_bytes(shard.read_bytes()[:-4096])
     other = shutil.copytree(root / "good", root / "other")
     config = json.loads((other / "config.json").read_text())
-    wider = {"intermediate_size": config["intermediate_size"] * 2}
-    (other / "config.json").write_text(json.dumps(config | wider))
+    # Narrower ones would do no harm: the engine pads them.
+    more = {"vocab_size": config["vocab_size"] * 2}
+    (other / "config.json").write_text(json.dumps(config | more))
     for directory in root.iterdir():
         s3_server.upload_dir(directory, BUCKET, directory.name)
     return root
@@ -94,8 +95,9 @@ def test_what_a_rank_finds_is_said_once_and_ends_all(variables: dict[str, str], 
     assert left == []
     errors = own_errors(output)
     assert len(errors) == 1, output[-4000:]
-    assert errors[0].startswith("TensorMismatchError: ")
-    assert "mlp" in errors[0]
+    # With two ranks the first to speak may tell what the other one told it.
+    assert "TensorMismatchError: " in errors[0]
+    assert "vocab" in errors[0]
     assert "fastload_common/" not in output
 
 

@@ -46,9 +46,11 @@ QUANTIZED = tuple(
 )
 """An architecture, and how its checkpoint is quantized."""
 
-DRAFTS = tuple(
-    f"{name} draft"
-    for name in ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM")
+DRAFTS = (
+    "DeepseekV3ForCausalLM draft",
+    "Glm4MoeForCausalLM draft",
+    "Glm4MoeForCausalLM draft-apart",
+    "Glm4MoeLiteForCausalLM draft",
 )
 """Drafts in the checkpoint of their target."""
 
@@ -72,20 +74,27 @@ def make(name: str, directory: Path) -> None:
         write_quantized(directory, architecture, wide, FORMATS[kind])
     else:
         write_by_transformers(directory, architecture)
-    if kind == "draft":
-        _add_predictor(directory)
+    if kind.startswith("draft"):
+        _add_predictor(directory, apart=kind == "draft-apart")
     file = directory / "config.json"
     config = json.loads(file.read_text())
     _complete(config)
-    if kind == "draft":
+    if kind.startswith("draft"):
         config.setdefault("num_nextn_predict_layers", 1)
     if architecture.startswith(LATENT):
         config["rope_parameters"] = _YARN
     file.write_text(json.dumps(config, indent=1))
 
 
-def _add_predictor(directory: Path) -> None:
-    """Add the layer that predicts a further token, as published checkpoints have it."""
+def _add_predictor(directory: Path, *, apart: bool) -> None:
+    """Add the layer that predicts a further token, as published checkpoints have it.
+
+    Args:
+        directory: of the model.
+        apart: in a file of its own, which the index does not name.
+    """
+    from safetensors.torch import save_file
+
     tensors = read_shards(directory)
     config = json.loads((directory / "config.json").read_text())
     layers = config["num_hidden_layers"]
@@ -105,7 +114,9 @@ def _add_predictor(directory: Path) -> None:
     }
     for shard in directory.glob("*.safetensors*"):
         shard.unlink()
-    write_shards(directory, tensors | more)
+    write_shards(directory, tensors if apart else tensors | more)
+    if apart:
+        save_file(more, directory / "mtp.safetensors", {"format": "pt"})
 
 
 def _complete(config: dict[str, Any]) -> None:

@@ -99,7 +99,7 @@ class Engine:
             )
             self._arranged = True
         model_config = ModelConfig.from_server_args(
-            server_args, is_draft_model=command["architecture"].endswith(" draft")
+            server_args, is_draft_model=" draft" in command["architecture"]
         )
         bootstrap.init_layer_runtime(model_config=model_config)
         return model_config, LoadConfig(load_format=load_format, tp_rank=self.rank)
