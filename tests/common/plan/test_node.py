@@ -162,6 +162,26 @@ def test_chunks_that_lack_a_byte_are_refused() -> None:
     assert whole.needed_bytes == 200
 
 
+def test_what_two_chunks_hold_counts_once() -> None:
+    chunks = [Chunk(OBJECTS[0], ByteRange(start, end), 0) for start, end in ((0, 100), (64, 200))]
+    plan = plan_for([flat(0, 200), flat(70, 20)], chunks)
+    assert plan.needed_bytes == 100 + 100
+    assert plan.readers == [[0, 1], [0]]
+
+
+def test_a_chunk_in_a_gap_of_a_read_is_not_for_it() -> None:
+    rows = TensorRead(OBJECTS[0], 0, 1, View((2, 64), (640, 1), 0))
+    chunks = [Chunk(OBJECTS[0], ByteRange(k * 64, k * 64 + 64), 0) for k in range(11)]
+    plan = plan_for([rows, rows], chunks)
+    assert plan.readers == [[0, 1], *[[]] * 9, [0, 1]]
+    assert plan.needed_bytes == 128
+
+
+def test_the_same_slice_twice_needs_its_bytes_once() -> None:
+    rows = TensorRead(OBJECTS[0], 0, 1, View((10, 8), (100, 1), 0))
+    assert plan_for([rows, rows], [Chunk(OBJECTS[0], ByteRange(0, 1000), 0)]).needed_bytes == 80
+
+
 @settings(max_examples=100)
 @given(ranks_reads, chunk_sizes, gap_sizes, st.booleans(), st.randoms(use_true_random=False))
 def test_the_order_of_reads_does_not_matter(
@@ -264,6 +284,7 @@ def test_a_large_slice_behind_small_ones_is_not_shared() -> None:
     small = [[flat(rank * 5120, 5120)] for rank in range(4)]
     small[0].append(flat(4 * 5120, 40_000))
     plan = plan_of(small, 16 * KIB, 0)
+    assert any(c.start == 4 * 5120 for c in plan.chunks)
     assert all(c.consumers == (0,) for c in plan.chunks if c.start >= 4 * 5120)
     assert all(len(c.consumers) > 1 for c in plan.chunks if c.end <= 16 * KIB)
     # Too little for a chunk of its own goes with what lies before it, or else behind it.
