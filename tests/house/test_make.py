@@ -49,11 +49,24 @@ def test_make_test_runs_everything_in_both_environments() -> None:
 @needs_make
 @pytest.mark.parametrize(
     "target",
-    ["venv", "venv-vllm", "demo", "storm", "exchange-storm", "sweep", "bench", "docs", "clean"],
+    [
+        *("venv", "venv-vllm", "venv-sglang", "demo", "demo-sglang", "storm", "exchange-storm"),
+        *("sweep", "sweep-sglang", "test-sglang", "bench", "docs", "clean"),
+    ],
 )
 def test_every_target_can_be_planned(target: str) -> None:
     done = run("make", "-n", target)
     assert done.returncode == 0, done.stderr
+
+
+def test_of_sglang_what_a_cpu_can_use_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = runpy.run_path(str(ROOT / ".ci" / "engine_requirements.py"))
+    asked = ["torch==9.9", "transformers==5.1", "IPython", "flashinfer_python==1", "pyzmq>=2"]
+    monkeypatch.setattr(script["metadata"], "requires", lambda name: asked)
+    names = ROOT / ".ci" / "sglang_names.txt"
+    found = script["selected"]("sglang", names, "torch==2.13.0")
+    assert {"torch==2.13.0", "transformers==5.1", "IPython", "pyzmq>=2", "uvloop"} <= set(found)
+    assert not any(line.startswith(("flashinfer", "torch==9", "#")) for line in found)
 
 
 def test_an_engine_is_installed_with_any_build_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
