@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -127,6 +128,7 @@ def summary(results: Results, names: list[str]) -> list[str]:
 
 
 def _cell(text: str) -> str:
+    text = re.sub(r"(?<!\w)/[\w./+-]{4,}", "...", text)  # of the machine that ran it
     return text[:160].replace("|", "/").replace("<", "&lt;")
 
 
