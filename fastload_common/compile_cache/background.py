@@ -53,7 +53,7 @@ def within(clock: Clock, limit_s: float, asked: str, task: Callable[[], T]) -> T
 
 
 class Background:
-    """One thread that does jobs in turn, and ends with the process.
+    """Does jobs in turn, in a thread that is there as long as there are any.
 
     Args:
         limit_s: longest that the end of the process waits for jobs.
@@ -62,6 +62,7 @@ class Background:
     def __init__(self, clock: Clock, limit_s: float) -> None:
         self._clock = clock
         self._limit_s = limit_s
+        self._is_registered = False
         self._start_anew()
 
     def _start_anew(self) -> None:
@@ -94,6 +95,8 @@ class Background:
                     target=self._run, name="fastload-compile-cache", daemon=True
                 )
                 self._thread.start()
+            if not self._is_registered:
+                self._is_registered = True
                 atexit.register(self.finish)
 
     def finish(self, limit_s: float | None = None) -> bool:
@@ -114,16 +117,22 @@ class Background:
         return done
 
     def _run(self) -> None:
-        while True:
-            name, job = self._jobs.get()
-            try:
-                job()
-            except Exception as error:  # noqa: BLE001  (a cache's failure ends no server)
-                # A foreign error's text may hold a signed URL.
-                text = f": {error}" if isinstance(error, FastloadError | OSError) else ""
-                logger.warning("fastload: %s failed: %s%s", name, type(error).__name__, text)
-            finally:
-                with self._lock:
-                    self._waiting -= 1
-                    if self._waiting == 0:
-                        self._idle.set()
+        while self._do_next():
+            pass
+
+    def _do_next(self) -> bool:
+        """Do one job; whether there is another one. Else the thread ends."""
+        name, job = self._jobs.get()
+        try:
+            job()
+        except BaseException as error:  # noqa: BLE001  (a cache's failure ends no server)
+            # A foreign error's text may hold a signed URL.
+            text = f": {error}" if isinstance(error, FastloadError | OSError) else ""
+            logger.warning("fastload: %s failed: %s%s", name, type(error).__name__, text)
+        with self._lock:
+            self._waiting -= 1
+            if self._waiting:
+                return True
+            self._thread = None
+            self._idle.set()
+            return False
