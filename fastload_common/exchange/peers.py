@@ -5,7 +5,7 @@ blocks either. Whoever waits is told of another rank's end at once. The first fa
 
     a rank says DONE, then closes: it has ended well
     a rank says FAILED: its load has ended, and this one's ends with `PeerError`
-    a socket ends without either: its process is gone
+    a socket ends without either, or the process behind it does: it is gone
 
 Must not know: plans, chunks, memory other than its descriptors.
 """
@@ -26,6 +26,7 @@ from fastload_common.clock import Clock
 from fastload_common.errors import DeadlineError, FastloadError
 from fastload_common.exchange.frames import Frame, Inbox, Outbox
 from fastload_common.exchange.meeting import Met
+from fastload_common.exchange.processes import close_in_children, watch
 from fastload_common.exchange.words import (
     ARENA_FORM,
     FILLED_FORM,
@@ -55,6 +56,7 @@ class Line:
         arena: descriptor and size of its staging memory; the descriptor is this line's own.
         is_done: it needs nothing more.
         is_open: more may come.
+        process: descriptor that is readable once its process has ended, this line's own; or None.
     """
 
     rank: int
@@ -62,6 +64,7 @@ class Line:
     peer: socket.socket
     outbox: Outbox = field(init=False)
     inbox: Inbox = field(init=False)
+    process: int | None = field(init=False)
     arena: tuple[int, int] | None = None
     told: Told | None = None
     is_done: bool = False
@@ -70,6 +73,7 @@ class Line:
     def __post_init__(self) -> None:
         self.peer.setblocking(False)
         self.outbox, self.inbox = Outbox(self.peer), Inbox(self.peer)
+        self.process = watch(self.peer)
 
     @property
     def name(self) -> str:
@@ -80,6 +84,9 @@ class Line:
         self.outbox.close()
         self.inbox.close()
         self.peer.close()
+        if self.process is not None:
+            os.close(self.process)
+            self.process = None
         if self.arena is not None:
             fd, size_bytes = self.arena
             self.arena = (-1, size_bytes)
@@ -117,6 +124,7 @@ class Peers:
     ) -> None:
         self.rank, self._pid = met.own.rank, met.own.pid
         self.lines = {card.rank: Line(card.rank, card.pid, peer) for card, peer in met.lines}
+        close_in_children(line.peer for line in self.lines.values())
         self.ranks = tuple(sorted([self.rank, *self.lines]))
         self.changed = threading.Condition()
         self.waited_s = 0.0
@@ -241,6 +249,8 @@ class Peers:
                 masks = dict.fromkeys(self.lines, selectors.EVENT_READ)
                 for line in self.lines.values():
                     selector.register(line.peer, selectors.EVENT_READ, line)
+                    if line.process is not None:
+                        selector.register(line.process, selectors.EVENT_READ, line)
                 while not self._ending.is_set():
                     self._turn(selector, masks)
                 self._say_farewell()
@@ -257,16 +267,26 @@ class Peers:
             if line.is_open and mask != masks[rank]:
                 selector.modify(line.peer, mask, line)
                 masks[rank] = mask
+        ended, speaking = [], set()
         for key, events in selector.select(1.0):
             line = key.data
             if line is None:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake_fd)
-                continue
-            if events & selectors.EVENT_WRITE:
-                line.outbox.flush()
-            if events & selectors.EVENT_READ and not self._read(line):
-                selector.unregister(line.peer)
+            elif key.fileobj is not line.peer:
+                ended.append(line)
+            else:
+                if events & selectors.EVENT_WRITE:
+                    line.outbox.flush()
+                if events & selectors.EVENT_READ:
+                    speaking.add(line.rank)
+                    if not self._read(line):
+                        _forget(selector, line)
+        for line in ended:
+            # What it said before its end is all in its socket, and counts.
+            if line.is_open and line.rank not in speaking:
+                self._lose(line)
+                _forget(selector, line)
 
     def _read(self, line: Line) -> bool:
         """Take what one rank said; whether more may come."""
@@ -281,11 +301,17 @@ class Peers:
             return False
         if frames is not None:
             return True
-        line.is_open = False
+        self._lose(line)
+        return False
+
+    def _lose(self, line: Line) -> None:
+        """A rank is gone: well, if it was done."""
         line.outbox.close()
+        with self.changed:
+            line.is_open = False
+            self.changed.notify_all()
         if not line.is_done:
             self._fail(Failure(line.rank, line.pid))
-        return False
 
     def _hear(self, line: Line, frame: Frame) -> None:
         kind, payload = frame
@@ -339,6 +365,13 @@ class Peers:
             f"{names or 'this rank itself'}",
             hint="raise FASTLOAD_DEADLINE_S, or see why that rank is slow",
         )
+
+
+def _forget(selector: selectors.BaseSelector, line: Line) -> None:
+    """Listen to a rank no longer."""
+    selector.unregister(line.peer)
+    if line.process is not None:
+        selector.unregister(line.process)
 
 
 def _unpack(form: struct.Struct, payload: bytes) -> tuple[int, ...]:
