@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -60,7 +63,8 @@ def plan(
         settings["chunk_bytes"] = chunk_bytes
     job = PlanJob(uri, tp, pp, ep, settings, _engine_arguments(engine_args))
     quiet = not logging.getLogger("fastload_common").isEnabledFor(logging.DEBUG)
-    traces = trace_ranks(planner, job, quiet=quiet)
+    with _stoppable():
+        traces = trace_ranks(planner, job, quiet=quiet)
     node = numbers_of(traces, gbps=gbps)
     title = f"{uri} on {engine}, TP={tp}" + (f", PP={pp}" if pp > 1 else "") + (", EP" * ep)
     if html is not None:
@@ -74,6 +78,33 @@ def plan(
         print_json(_as_dict(job.uri, engine, node, traces))
     else:
         _print(title, node, traces)
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Turn the signals that would end the program into an exception: children and files go, too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)  # nothing may cut the clean-up short
+        raise SystemExit(128 + number)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {
+        number: handler
+        for number in numbers
+        if (handler := signal.getsignal(number)) is signal.SIG_DFL
+    }
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _planner(engine: str) -> Planner:

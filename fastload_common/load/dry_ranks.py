@@ -7,13 +7,14 @@ each has the engine's global state to itself. Results come back as JSON files.
 from __future__ import annotations
 
 import base64
+import ctypes
 import json
 import os
 import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,6 +27,9 @@ from fastload_common.ranges import ObjectId
 __all__ = ["trace_ranks"]
 
 _PACKED = ("needs", "exact")
+_PR_SET_PDEATHSIG = 1
+# What would end the parent; a child that is being born must not take them for its own.
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _Work = Callable[[], Mapping[str, Any]]
 
 
@@ -40,7 +44,8 @@ def trace_ranks(planner: Planner, job: PlanJob, *, quiet: bool = True) -> list[R
         FastloadError: any error of the checkpoint or of a setting.
     """
     planner.check()
-    with tempfile.TemporaryDirectory(prefix="fastload-plan-") as name:
+    # A rank that is being killed may still write there.
+    with tempfile.TemporaryDirectory(prefix="fastload-plan-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
         log = directory / "log" if quiet else None
         child = _Child(directory / "engine", lambda: _all_ranks(planner, job, directory), log)
@@ -59,15 +64,24 @@ class _Crashed(Exception):
 
 
 class _Child:
-    """A forked process that does one piece of work and writes its result to a file."""
+    """A forked process that does one piece of work and writes its result to a file.
+
+    It never outlives its parent, nor do its own children. Whoever made it calls `result` or `end`.
+    """
 
     def __init__(self, path: Path, work: _Work, log: Path | None = None) -> None:
         self._path = path
         sys.stdout.flush()
         sys.stderr.flush()
-        self._pid = os.fork()
-        if not self._pid:
-            _run(path, work, log)
+        parent = os.getpid()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+        try:
+            self._pid = os.fork()
+            if not self._pid:
+                _end_with(parent)
+                _run(path, work, log, before)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def result(self) -> dict[str, Any]:
         """Wait for its end.
@@ -79,7 +93,7 @@ class _Child:
         try:
             _, status = os.waitpid(self._pid, 0)
         except BaseException:
-            os.kill(self._pid, signal.SIGTERM)
+            self.end()
             raise
         if not self._path.exists():
             raise _Crashed(f"it ended with status {os.waitstatus_to_exitcode(status)}")
@@ -91,10 +105,31 @@ class _Child:
             raise kind(found["what"], hint=found["hint"], **found["fields"])
         return found
 
+    def end(self) -> None:
+        """Kill it, whatever it does, and wait until it is gone."""
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
 
-def _run(path: Path, work: _Work, log: Path | None) -> NoReturn:
-    """The child's life."""
+
+def _end_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends. Linux only; else nothing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before that
+        os._exit(1)
+
+
+def _run(path: Path, work: _Work, log: Path | None, mask: Iterable[int]) -> NoReturn:
+    """The child's life.
+
+    Args:
+        mask: signals to be blocked, once none leads to the parent's handlers.
+    """
     try:
+        for number in _STOPS[1:]:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        tempfile.tempdir = str(path.parent)  # what an engine leaves goes with all the rest
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if log is not None:
             os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
@@ -145,11 +180,15 @@ def _all_ranks(planner: Planner, job: PlanJob, directory: Path) -> dict[str, Any
 
     waiting = list(range(job.ranks))
     running: list[_Child] = []
-    while waiting or running:
-        while waiting and len(running) < len(os.sched_getaffinity(0)):
-            rank = waiting.pop(0)
-            running.append(_Child(directory / f"rank{rank}", one(rank)))
-        running.pop(0).result()
+    try:
+        while waiting or running:
+            while waiting and len(running) < len(os.sched_getaffinity(0)):
+                rank = waiting.pop(0)
+                running.append(_Child(directory / f"rank{rank}", one(rank)))
+            running.pop(0).result()
+    finally:
+        for child in running:
+            child.end()
     return {}
 
 
