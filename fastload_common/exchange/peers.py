@@ -133,7 +133,7 @@ class Peers:
         self._on_taken = on_taken
         self._deadline_s, self._limit_s = deadline_s, limit_s
         self._failure: Failure | None = None
-        self._death: BaseException | None = None
+        self._death: FastloadError | None = None
         self._ending = threading.Event()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wake_lock = threading.Lock()  # guards the descriptor against a wake after its end
@@ -159,6 +159,7 @@ class Peers:
 
         Raises:
             PeerError: one has; always for the first that did.
+            FastloadError: the thread has ended.
         """
         if self._death is not None:
             raise self._death
@@ -257,7 +258,11 @@ class Peers:
         except BaseException as error:  # noqa: BLE001 -- raised again by whoever waits
             _log.error("the exchange with other ranks has ended: %r", error)
             with self.changed:
-                self._death = error
+                self._death = FastloadError(
+                    f"the exchange with other ranks has ended: {type(error).__name__}",
+                    hint="set FASTLOAD_EXCHANGE=off, and tell us",
+                )
+                self._death.__cause__ = error
                 self.changed.notify_all()
 
     def _turn(self, selector: selectors.BaseSelector, masks: dict[int, int]) -> None:
@@ -294,8 +299,9 @@ class Peers:
             frames = line.inbox.receive()
             for frame in frames or ():
                 self._hear(line, frame)
-        except (ValueError, KeyError, TypeError) as error:
-            # It is listened to no longer, but told why.
+        except Exception as error:  # noqa: BLE001 -- told to all
+            # Whatever it is (RecursionError of a parser, too), what that rank said did it. It is
+            # listened to no longer, but told why.
             self.accuse(line.rank, f"it said what makes no sense ({error})")
             line.is_open = False
             return False

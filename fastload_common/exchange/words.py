@@ -26,6 +26,7 @@ TAKEN_FORM = struct.Struct("=I")  # number in the plan
 _TOLD_HEAD = struct.Struct("=QQ?32s32s")
 _DIGEST_BYTES = 32
 _MOST_TEXT = 8192
+_MOST_KIND = 100
 
 
 class Word(IntEnum):
@@ -81,7 +82,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How the load of one rank ended.
+    """How the load of one rank ended. Its words are cut and escaped: they go to logs.
 
     Attributes:
         rank, pid: whose load it was that failed first.
@@ -94,6 +95,10 @@ class Failure:
     kind: str = ""
     text: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", _plain(self.kind, _MOST_KIND))
+        object.__setattr__(self, "text", _plain(self.text, _MOST_TEXT))
+
     @classmethod
     def of(cls, rank: int, pid: int, error: BaseException) -> Failure:
         """What is told of an error; of another rank's, what that one told."""
@@ -101,7 +106,7 @@ class Failure:
             told = getattr(error, "failure", None)
             if isinstance(told, cls):
                 return told
-        text = str(error)[:_MOST_TEXT] if isinstance(error, FastloadError) else ""
+        text = str(error) if isinstance(error, FastloadError) else ""
         return cls(rank, pid, type(error).__name__, text)
 
     def error(self) -> PeerError:
@@ -131,3 +136,12 @@ class Failure:
         if not isinstance(fields, list) or [type(f) for f in fields] != [int, int, str, str]:
             raise ValueError("a failure that says nothing")
         return cls(*fields)
+
+
+def _plain(text: str, most: int) -> str:
+    """A text of another process, fit for a line of a log."""
+    text = text[:most]
+    if text.isprintable():
+        return text
+    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(escaped)[:most]

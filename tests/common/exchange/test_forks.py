@@ -45,7 +45,7 @@ def test_a_process_that_ends_is_seen_though_its_socket_is_held_open() -> None:
     try:
         peers.check()
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(PeerError, match="rank 1 .* without a word"):
+        with pytest.raises(PeerError, match=r"rank 1 .* without a word"):
             peers.wait(lambda: False, list, "nothing")
     finally:
         os.waitpid(pid, 0)

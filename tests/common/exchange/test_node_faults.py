@@ -17,11 +17,13 @@ import pytest
 from fastload_common.errors import (
     ChecksumMismatchError,
     DeadlineError,
+    FastloadError,
     ObjectChangedError,
     OutOfBudgetError,
     PeerError,
     SourceUnavailableError,
 )
+from fastload_common.exchange.peers import Peers
 from fastload_common.exchange.terms import digest_of
 from fastload_common.exchange.words import FILLED_FORM, TAKEN_FORM, Word
 from fastload_common.plan.records import Chunk
@@ -238,6 +240,7 @@ def test_nonsense_of_a_rank_ends_the_load_and_names_it() -> None:
         (Word.NEEDS, b"short"),
         (Word.ARENA, b"twice"),
         (Word.FAILED, b"{}"),
+        (Word.FAILED, b"[" * 200_000),
         (77, b""),
     ]:
 
@@ -310,3 +313,13 @@ def test_a_rank_without_verification_among_others_is_told_of(
             run_all(made)
         all_is_right(made, OBJECTS)
     assert "what rank 1 fetches is not compared: it has no FASTLOAD_VERIFY" in caplog.text
+
+
+def test_the_end_of_the_thread_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Peers, *args: object) -> None:
+        raise MemoryError
+
+    with ranks(OBJECTS, [ALL] * 2) as made:
+        monkeypatch.setattr(Peers, "_turn", fails)
+        with pytest.raises(FastloadError, match="has ended: MemoryError"):
+            made[0].exchange._peers.wait(lambda: False, list, "nothing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 
 import pytest
@@ -73,3 +74,13 @@ def test_an_error_that_was_sent_between_processes_still_passes_on() -> None:
 def test_a_long_text_is_cut() -> None:
     failure = Failure.of(0, 1, ObjectMissingError("x" * 100_000))
     assert len(failure.encode()) < 10_000
+
+
+def test_words_of_others_cannot_write_to_a_terminal_or_fill_a_log() -> None:
+    told = json.dumps([1, 2, "X" * 1_000_000, "\x1b[2J\nERROR fine\u2028" * 10_000])
+    failure = Failure.decode(told.encode())
+    text = str(failure.error())
+    assert text.isprintable()
+    assert len(text) < 9_000
+    assert "\\x1b[2J\\nERROR fine\\u2028" in text
+    assert Failure.decode(failure.encode()) == failure
