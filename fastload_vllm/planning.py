@@ -53,13 +53,21 @@ class VllmPlanner:
                 **_UNLESS_TOLD | dict(job.engine_arguments),
             ).create_engine_config()
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"vLLM refuses this configuration: {error}") from error
+            raise ConfigError(f"vLLM refuses this configuration: {_said(error)}") from error
         if config.parallel_config.world_size_across_dp != job.ranks:
             raise ConfigError(
                 "a plan is of the tensor- and pipeline-parallel ranks of one replica",
                 hint="leave sizes of data and context parallel out",
             )
         return PreparedVllm(config)
+
+
+def _said(error: Exception) -> str:
+    """What an error says; of one of pydantic its messages, without values and addresses."""
+    details = getattr(error, "errors", None)
+    if not callable(details):
+        return str(error)
+    return "; ".join(str(each["msg"]).removeprefix("Value error, ") for each in details())
 
 
 class PreparedVllm:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -17,6 +19,7 @@ import typer
 from fastload_common.cli.output import print_json, show, table
 from fastload_common.cli.settings import AsJson, SetOption, parse_assignments
 from fastload_common.errors import ConfigError, EngineUnsupportedError
+from fastload_common.source.uri import parse_root
 from fastload_common.units import format_size
 
 if TYPE_CHECKING:
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 _GROUP = "fastload.planners"
+# What an engine may know under that name, though it is no directory.
+_HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+_EMPTY_STAGE = "needs no weights: the pipeline has more stages than the model can fill"
 
 
 def plan(
@@ -54,6 +60,7 @@ def plan(
     """
     planner = _planner(engine)
     planner.check()
+    _check_place(uri)
     from fastload_common.cli.plan_numbers import numbers_of
     from fastload_common.load.dry_ranks import trace_ranks
     from fastload_common.load.plan_job import PlanJob
@@ -65,6 +72,7 @@ def plan(
     quiet = not logging.getLogger("fastload_common").isEnabledFor(logging.DEBUG)
     with _stoppable():
         traces = trace_ranks(planner, job, quiet=quiet)
+    traces = [_with_stage_note(trace, pp) for trace in traces]
     node = numbers_of(traces, gbps=gbps)
     title = f"{uri} on {engine}, TP={tp}" + (f", PP={pp}" if pp > 1 else "") + (", EP" * ep)
     if html is not None:
@@ -124,6 +132,23 @@ def _planner(engine: str) -> Planner:
         return cast("Planner", points[engine].load())
     except ImportError as error:
         raise EngineUnsupportedError(f"the planner of {engine} is not there: {error}") from error
+
+
+def _check_place(uri: str) -> None:
+    """Refuse what cannot be a model's place, before an engine is imported for it.
+
+    Raises:
+        ConfigError: it is neither a directory, nor an s3:// URI, nor an id of a hub.
+    """
+    place = parse_root(uri)
+    if isinstance(place, Path) and not place.is_dir() and not _HUB_ID.fullmatch(uri):
+        raise ConfigError(f"no such directory: {uri}", hint="name a directory or an s3:// URI")
+
+
+def _with_stage_note(trace: RankTrace, stages: int) -> RankTrace:
+    if stages == 1 or trace.needed_bytes:
+        return trace
+    return replace(trace, notes=(*trace.notes, _EMPTY_STAGE))
 
 
 def _engine_arguments(text: str) -> dict[str, Any]:

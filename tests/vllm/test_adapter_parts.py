@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from fastload_common.errors import ConfigError
+from fastload_common.load.plan_job import PlanJob
+from fastload_vllm import compat
 from fastload_vllm.asked import asked, asking
+from fastload_vllm.planning import VllmPlanner
 
 
 def test_scopes_nest_and_end() -> None:
@@ -19,3 +25,28 @@ def test_scopes_nest_and_end() -> None:
             assert inner.extra_config == {}
         assert asked() is outer
     assert asked() is None
+
+
+def test_what_the_engine_refuses_is_shown_by_its_messages_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Refusal(ValueError):
+        """As pydantic's."""
+
+        def __str__(self) -> str:
+            return "1 validation error ... For further information visit https://errors.example"
+
+        def errors(self) -> list[dict[str, str]]:
+            return [{"msg": "Value error, 4 heads and 3 ranks"}, {"msg": "too many ranks"}]
+
+    def refuse(**arguments: object) -> None:
+        raise Refusal
+
+    monkeypatch.setattr(type(compat.ENGINE_ARGUMENTS), "get", lambda name: refuse)
+    monkeypatch.setattr(compat, "missing", lambda names: [])
+    monkeypatch.setattr("fastload_vllm.register", lambda: None)
+    with pytest.raises(ConfigError) as caught:
+        VllmPlanner().prepare(PlanJob("model", 3))
+    assert str(caught.value) == (
+        "vLLM refuses this configuration: 4 heads and 3 ranks; too many ranks"
+    )

@@ -55,6 +55,15 @@ class AsksForValues(Model):
         )
 
 
+class EmptyStage(Model):
+    """Only the first rank has parameters of the checkpoint."""
+
+    def load_weights(self, weights: Weights) -> None:
+        for name, tensor in weights:
+            if not self.rank and name == "norm":
+                self.norm.data.copy_(tensor)
+
+
 class CannotBeTraced(Model):
     def load_weights(self, weights: Weights) -> None:
         for name, _ in weights:

@@ -23,6 +23,7 @@ from tests.common.cli.plan_engine import (
     AsksForValues,
     CannotBeBuilt,
     CannotBeTraced,
+    EmptyStage,
     Engine,
     OtherShape,
     Prepared,
@@ -42,6 +43,11 @@ GAP = ("--set", "merge_gap_bytes=16KiB")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"))
+
+
+class NeverStarted(Engine):
+    def prepare(self, job: PlanJob) -> Prepared:
+        raise RuntimeError("it was started")
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -189,8 +195,42 @@ def test_errors_of_the_checkpoint_are_those_of_a_load(
     tmp_path: Path, engine: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine(Engine())
-    assert main(["plan", str(tmp_path / "nowhere"), "--engine", "test"]) == 2
-    assert capsys.readouterr().err.startswith("fastload: ObjectMissingError: ")
+    assert main(["plan", str(tmp_path), "--engine", "test"]) == 2
+    assert capsys.readouterr().err.startswith("fastload: NoWeightsError: ")
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("/nonexistent/model", "no such directory: /nonexistent/model"),
+        ("./nonexistent", "no such directory: ./nonexistent"),
+        ("a/b/c", "no such directory: a/b/c"),
+        ("gs://bucket/model", "unknown scheme gs://"),
+    ],
+)
+def test_a_place_that_is_not_there_is_refused_before_the_engine_starts(
+    place: str, text: str, engine: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine(NeverStarted())
+    assert main(["plan", place, "--engine", "test"]) == 2
+    assert capsys.readouterr().err.startswith(f"fastload: ConfigError: {text}")
+
+
+def test_an_id_of_a_hub_is_left_to_the_engine(
+    engine: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine(NeverStarted())
+    assert main(["plan", "someone/model-7B", "--engine", "test"]) == 2
+    assert "it was started" in capsys.readouterr().err
+
+
+def test_a_stage_without_weights_is_noted(
+    model: Path, engine: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine(Engine(EmptyStage))
+    [note] = planned(capsys, str(model), "--pp", "2")["notes"]
+    assert note["ranks"] == [1]
+    assert "more stages than the model can fill" in note["note"]
 
 
 def test_unknown_engines_and_arguments_are_errors(
