@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
@@ -76,6 +76,7 @@ class NodeExchange:
         self._terms: Terms | None = None
         self._part = Part()
         self._owners: dict[int, int] = {}  # of what is still to come, by number
+        self._owed: Counter[int] = Counter()  # how many of these each rank owns
         self._numbers: dict[int, int] = {}  # of own chunks, by their identity
         self._memories = PeerMemories()
         self._last: OwnChunk | None = None  # that was handed out
@@ -281,6 +282,7 @@ class NodeExchange:
         """Fetch what is this rank's to fetch, from now on."""
         self._part = part
         self._owners = dict(part.owners)
+        self._owed = Counter(part.owners.values())
         self._own_left = len(part.takers)
         if part.takers:
             own = [part.chunks[number] for number in part.takers]
@@ -292,7 +294,7 @@ class NodeExchange:
     def _next(self) -> OwnChunk:
         """The next chunk to arrive, wherever it was fetched."""
         self._peers.wait(
-            lambda: bool(self._arrived) or self._feeder_error is not None,
+            lambda: bool(self._arrived) or self._feeder_error is not None or self._left_owing(),
             lambda: sorted({*self._owners.values()} - {self._peers.rank}),
             "chunks of",
             counted=not self._own_left,
@@ -305,6 +307,7 @@ class NodeExchange:
                 self._accuse(rank, f"it told of chunk {number}, which was not awaited from it")
             raise RuntimeError(f"chunk {number} was fetched twice")
         del self._owners[number]
+        self._owed[rank] -= 1
         chunk = self._part.chunks[number]
         size_bytes = chunk.byte_range.size_bytes
         if isinstance(where, int):
@@ -317,6 +320,14 @@ class NodeExchange:
             return OwnChunk(chunk, where.data, where.release)
         self.given_bytes += size_bytes
         return OwnChunk(chunk, where.data, lambda: self._hear_taken(rank, number))
+
+    def _left_owing(self) -> bool:
+        """Accuse who left while this rank still awaits chunks of it; for when none has arrived."""
+        for rank, line in self._peers.lines.items():
+            if self._owed[rank] and (line.is_done or not line.is_open):
+                number = min(n for n, owner in self._owners.items() if owner == rank)
+                self._accuse(rank, f"it left without chunk {number}, which it was to fetch")
+        return False
 
     def _look(self, rank: int, position_bytes: int, size_bytes: int) -> memoryview:
         """A part of another rank's memory."""

@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -23,9 +23,12 @@ from fastload_common.errors import (
     PeerError,
     SourceUnavailableError,
 )
+from fastload_common.exchange import node_exchange
+from fastload_common.exchange.part import Part
 from fastload_common.exchange.peers import Peers
 from fastload_common.exchange.terms import digest_of
 from fastload_common.exchange.words import FILLED_FORM, TAKEN_FORM, Word
+from fastload_common.plan.node import NodePlan
 from fastload_common.plan.records import Chunk
 from fastload_common.ranges import ObjectId
 from fastload_common.testing.fake_clock import FakeClock
@@ -323,3 +326,25 @@ def test_the_end_of_the_thread_is_an_error_of_ours(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(Peers, "_turn", fails)
         with pytest.raises(FastloadError, match="has ended: MemoryError"):
             made[0].exchange._peers.wait(lambda: False, list, "nothing")
+
+
+def test_a_rank_that_leaves_owing_a_chunk_is_accused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the plans of two ranks differ: rank 1's lacks its last chunk."""
+    real = node_exchange.part_of
+
+    def skewed(
+        plan: NodePlan, objects: Sequence[ObjectId], those: Sequence[int], rank: int
+    ) -> Part:
+        part = real(plan, objects, those, rank)
+        if rank == 1:
+            lost = max(part.takers)
+            for table in (part.takers, part.chunks, part.owners):
+                del table[lost]  # type: ignore[attr-defined]
+        return part
+
+    monkeypatch.setattr(node_exchange, "part_of", skewed)
+    with ranks(OBJECTS, [ALL] * 2) as made:
+        run_all(made, timeout_s=15)
+        assert isinstance(made[0].error, PeerError)
+        assert "rank 1" in str(made[0].error)
+        assert "it left without chunk" in str(made[0].error)
