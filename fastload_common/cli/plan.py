@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import signal
 import threading
@@ -61,6 +62,8 @@ def plan(
     planner = _planner(engine)
     planner.check()
     _check_place(uri)
+    if html is not None:
+        _check_page(html)
     from fastload_common.cli.plan_numbers import numbers_of
     from fastload_common.load.dry_ranks import trace_ranks
     from fastload_common.load.plan_job import PlanJob
@@ -74,12 +77,16 @@ def plan(
         traces = trace_ranks(planner, job, quiet=quiet)
     traces = [_with_stage_note(trace, pp) for trace in traces]
     node = numbers_of(traces, gbps=gbps)
-    title = f"{uri} on {engine}, TP={tp}" + (f", PP={pp}" if pp > 1 else "") + (", EP" * ep)
+    title = (
+        f"{_printable(uri)} on {engine}, TP={tp}" + (f", PP={pp}" if pp > 1 else "") + (", EP" * ep)
+    )
     if html is not None:
         from fastload_common.cli.plan_html import plan_page
 
+        page = plan_page(title, node, traces)
         try:
-            html.write_text(plan_page(title, node, traces), encoding="utf-8")
+            # Names of files need not be text.
+            html.write_text(page, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise ConfigError(f"{html} cannot be written: {error.strerror}") from error
     if as_json:
@@ -143,6 +150,25 @@ def _check_place(uri: str) -> None:
     place = parse_root(uri)
     if isinstance(place, Path) and not place.is_dir() and not _HUB_ID.fullmatch(uri):
         raise ConfigError(f"no such directory: {uri}", hint="name a directory or an s3:// URI")
+
+
+def _check_page(file: Path) -> None:
+    """Refuse a file that cannot be written, before there is anything to write.
+
+    Raises:
+        ConfigError: it is a directory, its directory is not there, or the user may not.
+    """
+    if file.is_dir():
+        raise ConfigError(f"{file} cannot be written: it is a directory")
+    if not file.parent.is_dir():
+        raise ConfigError(f"{file} cannot be written: there is no directory {file.parent}")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ConfigError(f"{file} cannot be written: permission denied")
+
+
+def _printable(name: str) -> str:
+    """A name of a file as text: bytes that are none are written as escapes."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _with_stage_note(trace: RankTrace, stages: int) -> RankTrace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,12 @@ import pytest
 from fastload_common.cli.main import main
 from fastload_common.cli.plan_html import plan_page
 from fastload_common.cli.plan_numbers import numbers_of
-from fastload_common.load.plan_job import RankTrace
+from fastload_common.load.plan_job import PlanJob, RankTrace
 from fastload_common.plan.geometry import View
 from fastload_common.plan.needs import Needs
 from fastload_common.plan.records import TensorRead
 from fastload_common.ranges import ObjectId
-from tests.common.cli.plan_engine import Engine, write_model
+from tests.common.cli.plan_engine import Engine, Prepared, write_model
 
 
 class Links(html.parser.HTMLParser):
@@ -70,9 +71,33 @@ def test_the_page_stands_alone(
     page = parsed(file.read_text())
     assert "model-00001-of-00002.safetensors" in page.text
     assert "rank 1: needs 1.0 MiB" in page.text
-    capsys.readouterr()
-    assert main(["plan", str(model), "--engine", "test", "--html", str(tmp_path)]) == 2
-    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_engine_starts(
+    engine: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class NeverStarted(Engine):
+        def prepare(self, job: PlanJob) -> Prepared:
+            raise RuntimeError("it was started")
+
+    engine(NeverStarted())
+    for file, reason in (
+        (tmp_path, "it is a directory"),
+        (tmp_path / "no" / "page.html", f"there is no directory {tmp_path / 'no'}"),
+    ):
+        assert main(["plan", str(tmp_path), "--engine", "test", "--html", str(file)]) == 2
+        assert f"{file} cannot be written: {reason}" in capsys.readouterr().err
+
+
+def test_a_place_whose_name_is_no_text_gets_a_page(
+    engine: Callable[..., None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = write_model(Path(os.fsdecode(os.fsencode(tmp_path) + b"/m\xff")))
+    engine(Engine())
+    file = tmp_path / "plan.html"
+    assert main(["plan", str(model), "--engine", "test", "--html", str(file)]) == 0
+    assert "m\\udcff on test" in parsed(file.read_text(encoding="utf-8")).text
+    assert "m\\udcff on test" in capfd.readouterr().out
 
 
 def made_trace(rank: int, ranks: int, shards: int, name: str) -> RankTrace:
