@@ -24,7 +24,13 @@ from typing import TYPE_CHECKING, NoReturn
 from fastload_common.clock import Clock
 from fastload_common.exchange.feeder import Feeder
 from fastload_common.exchange.meeting import Met
-from fastload_common.exchange.part import Part, needs_told, part_of
+from fastload_common.exchange.part import (
+    MOST_GAP_BYTES,
+    Part,
+    divide,
+    needs_told,
+    part_of,
+)
 from fastload_common.exchange.peers import Peers
 from fastload_common.exchange.slots import (
     Filled,
@@ -124,9 +130,9 @@ class NodeExchange:
             DeadlineError: the load's deadline has passed.
             ObjectChangedError: the ranks found different objects: the model was changed.
             ChecksumMismatchError: they read different headers.
+            FastloadError: what they need cannot be divided.
         """
         from fastload_common.plan.needs import Needs
-        from fastload_common.plan.node import plan_node
 
         terms = self._its_terms()
         own = Needs.of(reads, terms.objects, gap_bytes=terms.gap_bytes)
@@ -140,15 +146,10 @@ class NodeExchange:
                 _log.warning(
                     "what rank %d fetches is not compared: it has no FASTLOAD_VERIFY", rank
                 )
-        plan = plan_node(
-            [
-                own if rank == self._peers.rank else self._needs_of(rank, told)
-                for rank in self.ranks
-            ],
-            chunk_bytes=min(row.chunk_bytes for row in sharing.values()),
-            gap_bytes=min(row.gap_bytes for row in sharing.values()),
-            by_object=self._by_object,
-        )
+        needs = [
+            own if rank == self._peers.rank else self._needs_of(rank, told) for rank in self.ranks
+        ]
+        plan = divide(needs, [*sharing.values()], by_object=self._by_object)
         self._begin(part_of(plan, terms.objects, self.ranks, self._peers.rank))
         return list(self._part.chunks.values())
 
@@ -255,7 +256,7 @@ class NodeExchange:
         terms = self._its_terms()
         told = Told(
             chunk_bytes=terms.chunk_bytes,
-            gap_bytes=terms.gap_bytes,
+            gap_bytes=min(terms.gap_bytes, MOST_GAP_BYTES),
             by_object=terms.by_object,
             objects=digest_of(terms.objects),
             headers=terms.headers or Told.NOTHING,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fastload_common.errors import ChecksumMismatchError, ObjectChangedError
+from fastload_common.errors import ChecksumMismatchError, FastloadError, ObjectChangedError
 from fastload_common.exchange.words import Told
 from fastload_common.plan.records import Chunk
 from fastload_common.ranges import ByteRange, ObjectId
@@ -15,7 +15,11 @@ if TYPE_CHECKING:  # numpy comes with them
     from fastload_common.plan.needs import Needs
     from fastload_common.plan.node import NodePlan
 
-__all__ = ["Part", "needs_told", "part_of"]
+__all__ = ["MOST_GAP_BYTES", "Part", "divide", "needs_told", "part_of"]
+
+# Beyond what any model or machine has.
+MOST_GAP_BYTES = 1 << 40
+_MOST_CHUNK_BYTES = 1 << 40
 
 
 @dataclass(slots=True)
@@ -61,6 +65,29 @@ def part_of(plan: NodePlan, objects: Sequence[ObjectId], ranks: Sequence[int], r
     return part
 
 
+def divide(needs: Sequence[Needs], sharing: Sequence[Told], *, by_object: bool) -> NodePlan:
+    """The plan for the ranks of a host, on terms that suit all that share.
+
+    Raises:
+        FastloadError: it cannot be made.
+    """
+    from fastload_common.plan.node import plan_node
+
+    try:
+        return plan_node(
+            needs,
+            chunk_bytes=min(row.chunk_bytes for row in sharing),
+            gap_bytes=min(row.gap_bytes for row in sharing),
+            by_object=by_object,
+        )
+    except ValueError as error:
+        # Not a ValueError: that would be taken for the model's code, and read eagerly.
+        raise FastloadError(
+            f"what the ranks of this host need could not be divided among them: {error}",
+            hint="this is a fault of fastload: please report it, and set FASTLOAD_EXCHANGE=off",
+        ) from error
+
+
 def needs_told(
     rank: int, all_told: Mapping[int, Told], own_rank: int, objects: Sequence[ObjectId]
 ) -> Needs:
@@ -89,4 +116,19 @@ def needs_told(
         )
     if not told.needs:
         return Needs.of([], objects, gap_bytes=0)
-    return Needs.decode(told.needs, len(objects))
+    _check_terms(told)
+    needs = Needs.decode(told.needs, len(objects))
+    for spans, one in zip(needs.spans, objects, strict=True):
+        if len(spans) and int(spans[-1, 1]) > one.size_bytes:
+            raise ValueError(f"bytes up to {spans[-1, 1]} of {one.uri}, which has {one.size_bytes}")
+    return needs
+
+
+def _check_terms(told: Told) -> None:
+    from fastload_common.plan.cutting import ALIGNMENT_BYTES
+
+    size_bytes = told.chunk_bytes
+    if not 0 < size_bytes <= _MOST_CHUNK_BYTES or size_bytes % ALIGNMENT_BYTES:
+        raise ValueError(f"chunks of {size_bytes} bytes")
+    if told.gap_bytes > MOST_GAP_BYTES:
+        raise ValueError(f"gaps of {told.gap_bytes} bytes")

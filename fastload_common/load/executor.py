@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from fastload_common.errors import FastloadError
 from fastload_common.exchange.node_exchange import NodeExchange
 from fastload_common.load.garbage import old_objects_at_rest
 from fastload_common.load.report import LoadReport
@@ -239,7 +240,14 @@ class Executor:
         reads = [placement.read for placement, _ in owners]
         with self._report.phase("agree"):
             chunks = exchange.agree(reads)
-        plan = plan_for(reads, chunks)
+        try:
+            plan = plan_for(reads, chunks)
+        except ValueError as error:
+            # Not a ValueError: that would be taken for the model's code, and read eagerly.
+            raise FastloadError(
+                f"what this rank needs is not in what was agreed with the others: {error}",
+                hint="this is a fault of fastload: please report it, and set FASTLOAD_EXCHANGE=off",
+            ) from error
         report = self._report
         report.needed_bytes += plan.needed_bytes
         report.over_read_bytes += sum(
