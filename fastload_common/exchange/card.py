@@ -14,6 +14,9 @@ from fastload_common import __version__
 __all__ = ["Card", "Host", "TOKEN_BYTES", "this_host"]
 
 TOKEN_BYTES = 32
+# What stands for fields that a card lacks: with its version it will not be met.
+_OF_OLD = [0, 0, 0, "", "", "", "", "unknown", "", False]
+_LEAST_FIELDS = 5  # up to where it runs
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _NETWORK = "/proc/self/ns/net"
 
@@ -95,15 +98,28 @@ class Card:
 
     @classmethod
     def decode(cls, data: bytes) -> Card:
-        """Raises ValueError for what is no card."""
+        """Read a card, also of another version, which may have more fields or fewer.
+
+        Raises:
+            ValueError: it is no card.
+        """
         try:
-            rank, pid, uid, boot, network, address, token, version, why_not, quiet = json.loads(
-                data
-            )
+            told = json.loads(data)
+            if not isinstance(told, list) or len(told) < _LEAST_FIELDS:
+                raise TypeError
+            fields = [*told, *_OF_OLD[len(told) :]][: len(_OF_OLD)]
+            if any(type(a) is not type(b) for a, b in zip(fields, _OF_OLD, strict=True)):
+                raise TypeError
+            rank, pid, uid, boot, network, address, token, version, why_not, quiet = fields
             host = Host(boot, network)
             return cls(rank, pid, uid, host, address, bytes.fromhex(token), version, why_not, quiet)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"no card of a rank: {type(error).__name__}") from None
+
+    @classmethod
+    def of_a_stranger(cls, rank: int) -> Card:
+        """Stands for a card that cannot be read."""
+        return cls(rank, 0, 0, Host("", ""), "", b"", version="unknown")
 
     def listen(self) -> socket.socket:
         """A socket at this card's address; the caller owns it.

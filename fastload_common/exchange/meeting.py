@@ -92,14 +92,14 @@ def meet(
     listener, card = _listen(card)
     lines: dict[int, socket.socket] = {}
     try:
-        cards = [Card.decode(data) for data in group.all_gather(card.encode())]
+        cards = [_card(rank, data) for rank, data in enumerate(group.all_gather(card.encode()))]
         here = [other for other in cards if other.host == card.host and other.host.boot]
         here = here or [card]
         reason = _why_not(cards, here)
         if not reason and len(here) > 1 and listener is not None:
             reason = _connect(card, here, listener, lines, uid, clock, patience_s)
         told = group.all_gather(json.dumps(reason).encode())
-        reasons = [str(json.loads(told[other.rank])) for other in here]
+        reasons = [_reason(other.rank, told[other.rank]) for other in here]
         reason = next((why for why in reasons if why), "")
         if len(here) == 1:
             reason = reason or "no other rank runs on this host"
@@ -113,6 +113,24 @@ def meet(
             line.close()
         if listener is not None:
             listener.close()
+
+
+def _card(rank: int, data: bytes) -> Card:
+    """What a rank told of itself; another version may have told what cannot be read here."""
+    with contextlib.suppress(ValueError):
+        card = Card.decode(data)
+        if card.rank == rank:
+            return card
+    return Card.of_a_stranger(rank)
+
+
+def _reason(rank: int, data: bytes) -> str:
+    """Why a rank could not meet, as it told; empty if it could."""
+    with contextlib.suppress(ValueError, RecursionError):
+        reason = json.loads(data)
+        if isinstance(reason, str):
+            return reason
+    return f"rank {rank} told what cannot be understood"
 
 
 def _listen(card: Card) -> tuple[socket.socket | None, Card]:
@@ -129,6 +147,9 @@ def _listen(card: Card) -> tuple[socket.socket | None, Card]:
 def _why_not(cards: Sequence[Card], here: Sequence[Card]) -> str:
     """What is known from the cards already, the same on each rank of a host; empty: nothing."""
     first = here[0]
+    for card in cards:
+        if not card.address and card.version != first.version:
+            return f"rank {card.rank} runs another version of fastload than {first.version}"
     for card in here:
         if card.why_not:
             return card.why_not

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -251,3 +252,40 @@ def test_a_card_shows_no_token() -> None:
 def test_what_is_no_card_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="no card of a rank"):
         Card.decode(data)
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        (lambda fields: [*fields[:7], "99.0", *fields[8:], "more"], "rank 1 runs fastload 99.0"),
+        (lambda fields: fields[:6], "rank 1 runs fastload unknown"),
+        (lambda fields: {"a card": "of another kind"}, "rank 1 runs another version of fastload"),
+        (lambda fields: [7, *fields[1:]], "rank 1 runs another version of fastload"),
+        (lambda fields: ["x", *fields[1:]], "rank 1 runs another version of fastload"),
+        (lambda fields: [*fields[:6], "no hex", *fields[7:]], "rank 1 runs another version"),
+    ],
+)
+def test_a_card_of_another_version_is_a_reason_to_read_alone(
+    told: Callable[[Any], object], reason: str
+) -> None:
+    board = Board(3)
+
+    class Later(Card):
+        __slots__ = ()
+
+        def encode(self) -> bytes:
+            return json.dumps(told(json.loads(Card.encode(self)))).encode()
+
+    def later(card: Card) -> Card:
+        return Later(**{one.name: getattr(card, one.name) for one in fields(card)})
+
+    found = meet_all([same, later, same], board=board)
+    for row in (found[0], found[2]):
+        assert isinstance(row, Alone)
+        assert reason in row.reason
+
+
+def test_a_reason_that_cannot_be_understood_is_one() -> None:
+    assert meeting._reason(3, b"[") == "rank 3 told what cannot be understood"
+    assert meeting._reason(3, b"7") == "rank 3 told what cannot be understood"
+    assert meeting._reason(3, b'""') == ""

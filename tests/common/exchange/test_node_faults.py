@@ -26,7 +26,7 @@ from fastload_common.errors import (
     SourceUnavailableError,
 )
 from fastload_common.exchange import node_exchange
-from fastload_common.exchange.part import Part, divide
+from fastload_common.exchange.part import Part, divide, part_of
 from fastload_common.exchange.peers import Peers
 from fastload_common.exchange.terms import digest_of
 from fastload_common.exchange.words import FILLED_FORM, TAKEN_FORM, Told, Word
@@ -333,7 +333,7 @@ def test_the_end_of_the_thread_is_an_error_of_ours(monkeypatch: pytest.MonkeyPat
 
 def test_a_rank_that_leaves_owing_a_chunk_is_accused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when the plans of two ranks differ: rank 1's lacks its last chunk."""
-    real = node_exchange.part_of
+    real = part_of
 
     def skewed(
         plan: NodePlan, objects: Sequence[ObjectId], those: Sequence[int], rank: int
@@ -342,7 +342,7 @@ def test_a_rank_that_leaves_owing_a_chunk_is_accused(monkeypatch: pytest.MonkeyP
         if rank == 1:
             lost = max(part.takers)
             for table in (part.takers, part.chunks, part.owners):
-                del table[lost]  # type: ignore[attr-defined]
+                del table[lost]
         return part
 
     monkeypatch.setattr(node_exchange, "part_of", skewed)
