@@ -7,8 +7,9 @@ import logging
 import os
 import re
 import signal
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import metadata
@@ -25,7 +26,7 @@ from fastload_common.units import format_size
 
 if TYPE_CHECKING:
     from fastload_common.cli.plan_numbers import NodeNumbers
-    from fastload_common.load.plan_job import Planner, RankTrace
+    from fastload_common.load.plan_job import PlanJob, Planner, RankTrace
 
 __all__ = ["plan"]
 
@@ -62,8 +63,7 @@ def plan(
     planner = _planner(engine)
     planner.check()
     _check_place(uri)
-    if html is not None:
-        _check_page(html)
+    _check_page(html)
     from fastload_common.cli.plan_numbers import numbers_of
     from fastload_common.load.dry_ranks import trace_ranks
     from fastload_common.load.plan_job import PlanJob
@@ -73,22 +73,15 @@ def plan(
         settings["chunk_bytes"] = chunk_bytes
     job = PlanJob(uri, tp, pp, ep, settings, _engine_arguments(engine_args))
     quiet = not logging.getLogger("fastload_common").isEnabledFor(logging.DEBUG)
-    with _stoppable():
-        traces = trace_ranks(planner, job, quiet=quiet)
-    traces = [_with_stage_note(trace, pp) for trace in traces]
+    with _stoppable(), _progress() as say:
+        found = trace_ranks(planner, job, quiet=quiet, say=say)
+    traces = [_with_stage_note(trace, pp) for trace in found]
     node = numbers_of(traces, gbps=gbps)
-    title = (
-        f"{_printable(uri)} on {engine}, TP={tp}" + (f", PP={pp}" if pp > 1 else "") + (", EP" * ep)
-    )
+    title = _title(job, engine)
     if html is not None:
         from fastload_common.cli.plan_html import plan_page
 
-        page = plan_page(title, node, traces)
-        try:
-            # Names of files need not be text.
-            html.write_text(page, encoding="utf-8", errors="backslashreplace")
-        except OSError as error:
-            raise ConfigError(f"{html} cannot be written: {error.strerror}") from error
+        _write_page(html, plan_page(title, node, traces))
     if as_json:
         print_json(_as_dict(job.uri, engine, node, traces))
     else:
@@ -122,6 +115,17 @@ def _stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Says what is done on standard error, if somebody looks at it; also from a child."""
+    if not sys.stderr.isatty():
+        yield lambda line: None
+        return
+    # The engine's process has its own standard error.
+    with open(os.dup(sys.stderr.fileno()), "w", encoding="utf-8") as terminal:
+        yield lambda line: print(f"fastload: {line}", file=terminal, flush=True)
+
+
 def _planner(engine: str) -> Planner:
     """The engine's planner.
 
@@ -152,12 +156,14 @@ def _check_place(uri: str) -> None:
         raise ConfigError(f"no such directory: {uri}", hint="name a directory or an s3:// URI")
 
 
-def _check_page(file: Path) -> None:
+def _check_page(file: Path | None) -> None:
     """Refuse a file that cannot be written, before there is anything to write.
 
     Raises:
         ConfigError: it is a directory, its directory is not there, or the user may not.
     """
+    if file is None:
+        return
     if file.is_dir():
         raise ConfigError(f"{file} cannot be written: it is a directory")
     if not file.parent.is_dir():
@@ -166,9 +172,19 @@ def _check_page(file: Path) -> None:
         raise ConfigError(f"{file} cannot be written: permission denied")
 
 
-def _printable(name: str) -> str:
-    """A name of a file as text: bytes that are none are written as escapes."""
-    return name.encode("utf-8", "backslashreplace").decode("utf-8")
+def _write_page(file: Path, page: str) -> None:
+    try:
+        # Names of files need not be text.
+        file.write_text(page, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}") from error
+
+
+def _title(job: PlanJob, engine: str) -> str:
+    # A name of a file may have bytes that are no text: they become escapes.
+    place = job.uri.encode("utf-8", "backslashreplace").decode("utf-8")
+    stages = f", PP={job.pipeline_parallel}" if job.pipeline_parallel > 1 else ""
+    return f"{place} on {engine}, TP={job.tensor_parallel}{stages}" + ", EP" * job.expert_parallel
 
 
 def _with_stage_note(trace: RankTrace, stages: int) -> RankTrace:

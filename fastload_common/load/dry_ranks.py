@@ -31,13 +31,22 @@ _PR_SET_PDEATHSIG = 1
 # What would end the parent; a child that is being born must not take them for its own.
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _Work = Callable[[], Mapping[str, Any]]
+Say = Callable[[str], None]
 
 
-def trace_ranks(planner: Planner, job: PlanJob, *, quiet: bool = True) -> list[RankTrace]:
+def _silent(line: str) -> None:
+    """Says nothing."""
+
+
+def trace_ranks(
+    planner: Planner, job: PlanJob, *, quiet: bool = True, say: Say = _silent
+) -> list[RankTrace]:
     """What each rank of a layout would read. Reads headers and the engine's own files only.
 
     Args:
         quiet: keep what the engine says to itself, unless it fails.
+        say: called with a line when something is done, in another process than this one, whose
+            standard output and error are not those of this one.
 
     Raises:
         EngineUnsupportedError: the engine is not there, or cannot build this model here.
@@ -48,7 +57,7 @@ def trace_ranks(planner: Planner, job: PlanJob, *, quiet: bool = True) -> list[R
     with tempfile.TemporaryDirectory(prefix="fastload-plan-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
         log = directory / "log" if quiet else None
-        child = _Child(directory / "engine", lambda: _all_ranks(planner, job, directory), log)
+        child = _Child(directory / "engine", lambda: _all_ranks(planner, job, directory, say), log)
         try:
             child.result()
         except _Crashed as crash:
@@ -156,13 +165,14 @@ def _write(path: Path, value: Mapping[str, Any]) -> None:
     half.rename(path)
 
 
-def _all_ranks(planner: Planner, job: PlanJob, directory: Path) -> dict[str, Any]:
+def _all_ranks(planner: Planner, job: PlanJob, directory: Path, say: Say) -> dict[str, Any]:
     """In the engine's process: a fork for each rank, as many at a time as there are CPUs."""
     import torch
 
     from fastload_common.load.dry_run import DryTracer, open_model
 
     torch.set_num_threads(1)  # a pool of threads would not survive the fork
+    say("the engine starts")
     prepared = planner.prepare(job)
     expected = prepared.expected_source()
     try:
@@ -186,6 +196,7 @@ def _all_ranks(planner: Planner, job: PlanJob, directory: Path) -> dict[str, Any
                 rank = waiting.pop(0)
                 running.append(_Child(directory / f"rank{rank}", one(rank)))
             running.pop(0).result()
+            say(f"{job.ranks - len(waiting) - len(running)} of {job.ranks} ranks traced")
     finally:
         for child in running:
             child.end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,30 @@ def test_the_table_says_the_same(
     assert "at 25 Gbit/s: 0.00 s" in printed.out
     rows = [line.split() for line in printed.out.splitlines()]
     assert [row[0] for row in rows if row and row[0] in ("0", "1", "node")] == ["0", "1", "node"]
+
+
+def test_progress_is_shown_to_a_terminal_only(
+    model: Path,
+    engine: Callable[..., None],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Quiet(Engine):  # what it prints would pass by the descriptors here
+        def prepare(self, job: PlanJob) -> Prepared:
+            return Prepared(self, job)
+
+    engine(Quiet())
+    assert main(["plan", str(model), "--engine", "test", "--tp", "2", "--json"]) == 0
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert main(["plan", str(model), "--engine", "test", "--tp", "2", "--json"]) == 0
+    printed = capfd.readouterr()
+    assert len(json.loads(printed.out)["ranks"]) == 2
+    assert printed.err.splitlines() == [
+        "fastload: the engine starts",
+        "fastload: 1 of 2 ranks traced",
+        "fastload: 2 of 2 ranks traced",
+    ]
 
 
 def test_without_peers_nothing_is_shared(
