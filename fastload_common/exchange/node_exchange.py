@@ -24,13 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 from fastload_common.clock import Clock
 from fastload_common.exchange.feeder import Feeder
 from fastload_common.exchange.meeting import Met
-from fastload_common.exchange.part import (
-    MOST_GAP_BYTES,
-    Part,
-    divide,
-    needs_told,
-    part_of,
-)
+from fastload_common.exchange.part import Part, divide, needs_told, part_of, sharers, told_of
 from fastload_common.exchange.peers import Peers
 from fastload_common.exchange.slots import (
     Filled,
@@ -40,7 +34,7 @@ from fastload_common.exchange.slots import (
     Shared,
     read_only,
 )
-from fastload_common.exchange.terms import Terms, digest_of
+from fastload_common.exchange.terms import Terms
 from fastload_common.exchange.words import ARENA_FORM, FILLED_FORM, TAKEN_FORM, Told, Word
 from fastload_common.plan.records import Chunk, TensorRead
 from fastload_common.ranges import ObjectId
@@ -84,6 +78,7 @@ class NodeExchange:
         self._owners: dict[int, int] = {}  # of what is still to come, by number
         self._owed: Counter[int] = Counter()  # how many of these each rank owns
         self._numbers: dict[int, int] = {}  # of own chunks, by their identity
+        self._comparing: tuple[int, ...] = ()  # who compares objects and shares
         self._memories = PeerMemories()
         self._last: OwnChunk | None = None  # that was handed out
         self._own_left = 0  # chunks of our own that have not come
@@ -139,18 +134,20 @@ class NodeExchange:
         told = {self._peers.rank: self._tell(own.encode())}
         self._peers.wait(lambda: not self._silent(), self._silent, "the needs of")
         told |= self._hear_needs()
-        self._by_object = any(row.by_object for row in told.values())
-        sharing = {rank: row for rank, row in told.items() if row.needs}
+        me = self._peers.rank
+        alike = {rank: row for rank, row in told.items() if row.uris == told[me].uris}
+        self._by_object = any(row.by_object for row in alike.values())
+        needs = {rank: own if rank == me else self._needs_of(rank, told) for rank in alike}
+        sharing = sharers(told, me)
+        self._comparing = tuple(rank for rank, row in sharing.items() if row.by_object)
         for rank, row in sharing.items():
             if self._by_object and not row.by_object:
                 _log.warning(
                     "what rank %d fetches is not compared: it has no FASTLOAD_VERIFY", rank
                 )
-        needs = [
-            own if rank == self._peers.rank else self._needs_of(rank, told) for rank in self.ranks
-        ]
-        plan = divide(needs, [*sharing.values()], by_object=self._by_object)
-        self._begin(part_of(plan, terms.objects, self.ranks, self._peers.rank))
+        shared = [needs[rank] for rank in sharing]
+        plan = divide(shared, [*sharing.values()], by_object=self._by_object)
+        self._begin(part_of(plan, terms.objects, [*sharing], me))
         return list(self._part.chunks.values())
 
     def fetch(self) -> Iterator[OwnChunk]:
@@ -187,16 +184,15 @@ class NodeExchange:
         """The objects that other ranks compare, where objects are compared as a whole.
 
         Those of which another one fetches something, and the others' part of those of which
-        nobody does.
+        nobody does: these are divided among those that share and compare.
         """
         if not self._by_object or not self._part.facts:
             return frozenset()
         objects = self._its_terms().objects
-        mine = self.ranks.index(self._peers.rank)
         own = {self._part.chunks[number].object_id for number in self._part.takers}
-        own |= {
-            objects[k] for n, k in enumerate(self._part.unneeded) if n % len(self.ranks) == mine
-        }
+        if self._peers.rank in self._comparing:
+            first, step = self._comparing.index(self._peers.rank), len(self._comparing)
+            own |= {objects[k] for k in self._part.unneeded[first::step]}
         return frozenset(objects) - own
 
     def leave(self) -> None:
@@ -253,15 +249,7 @@ class NodeExchange:
 
     def _tell(self, needs: bytes) -> Told:
         """Tell all others what is needed, once."""
-        terms = self._its_terms()
-        told = Told(
-            chunk_bytes=terms.chunk_bytes,
-            gap_bytes=min(terms.gap_bytes, MOST_GAP_BYTES),
-            by_object=terms.by_object,
-            objects=digest_of(terms.objects),
-            headers=terms.headers or Told.NOTHING,
-            needs=needs,
-        )
+        told = told_of(self._its_terms(), needs)
         self._peers.tell(Word.NEEDS, told.encode())
         self._told = True
         return told

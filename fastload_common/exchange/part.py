@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fastload_common.errors import ChecksumMismatchError, FastloadError, ObjectChangedError
+from fastload_common.exchange.terms import Terms, digest_of
 from fastload_common.exchange.words import Told
 from fastload_common.plan.records import Chunk
 from fastload_common.ranges import ByteRange, ObjectId
@@ -15,7 +17,9 @@ if TYPE_CHECKING:  # numpy comes with them
     from fastload_common.plan.needs import Needs
     from fastload_common.plan.node import NodePlan
 
-__all__ = ["MOST_GAP_BYTES", "Part", "divide", "needs_told", "part_of"]
+__all__ = ["MOST_GAP_BYTES", "Part", "divide", "needs_told", "part_of", "sharers", "told_of"]
+
+_log = logging.getLogger(__name__)
 
 # Beyond what any model or machine has.
 MOST_GAP_BYTES = 1 << 40
@@ -65,6 +69,39 @@ def part_of(plan: NodePlan, objects: Sequence[ObjectId], ranks: Sequence[int], r
     return part
 
 
+def told_of(terms: Terms, needs: bytes) -> Told:
+    """What a rank of these terms tells, with its encoded needs."""
+    return Told(
+        chunk_bytes=terms.chunk_bytes,
+        gap_bytes=min(terms.gap_bytes, MOST_GAP_BYTES),
+        by_object=terms.by_object,
+        objects=digest_of(terms.objects),
+        headers=terms.headers or Told.NOTHING,
+        uris=digest_of(one.uri for one in terms.objects),
+        needs=needs,
+    )
+
+
+def sharers(all_told: Mapping[int, Told], own_rank: int) -> dict[int, Told]:
+    """Those who fetch together with this rank, and this rank itself; ascending.
+
+    All that do not read alone; only this one, where some load from other places than others.
+    """
+    sharing = {rank: all_told[rank] for rank in sorted(all_told) if all_told[rank].needs}
+    if len({row.uris for row in sharing.values()}) <= 1:
+        return sharing
+    if own_rank == min(sharing):
+        other = next(r for r in sharing if sharing[r].uris != sharing[own_rank].uris)
+        _log.warning(
+            "the %d ranks of this host read alone, what several of them need more than once: "
+            "rank %d loads from other places than rank %d",
+            len(sharing),
+            other,
+            own_rank,
+        )
+    return {own_rank: all_told[own_rank]}
+
+
 def divide(needs: Sequence[Needs], sharing: Sequence[Told], *, by_object: bool) -> NodePlan:
     """The plan for the ranks of a host, on terms that suit all that share.
 
@@ -91,7 +128,7 @@ def divide(needs: Sequence[Needs], sharing: Sequence[Told], *, by_object: bool) 
 def needs_told(
     rank: int, all_told: Mapping[int, Told], own_rank: int, objects: Sequence[ObjectId]
 ) -> Needs:
-    """What a rank needs, if it speaks of the same objects as this one.
+    """What a rank needs, if it speaks of the same objects as this one, of the same URIs.
 
     Raises:
         ObjectChangedError: it found different ones: the model was changed.

@@ -23,7 +23,7 @@ ARENA_FORM = struct.Struct("=Q")  # bytes
 FILLED_FORM = struct.Struct("=IQ")  # number in the plan, position in the memory
 TAKEN_FORM = struct.Struct("=I")  # number in the plan
 
-_TOLD_HEAD = struct.Struct("=QQ?32s32s")
+_TOLD_HEAD = struct.Struct("=QQ?32s32s32s")
 _DIGEST_BYTES = 32
 _MOST_TEXT = 8192
 _MOST_KIND = 100
@@ -50,6 +50,7 @@ class Told:
         by_object: whether it wants each object to be fetched by one rank.
         objects: digest of the objects that it found; `NOTHING` where it did not look.
         headers: digest of what it read in their headers; `NOTHING` where it did not look.
+        uris: digest of the objects' URIs alone, which differ where copies are loaded.
         needs: encoded `fastload_common.plan.needs.Needs`; empty: it reads alone.
     """
 
@@ -58,26 +59,22 @@ class Told:
     by_object: bool
     objects: bytes
     headers: bytes
+    uris: bytes
     needs: bytes
 
     NOTHING = bytes(_DIGEST_BYTES)
 
     def encode(self) -> bytes:
-        return (
-            _TOLD_HEAD.pack(
-                self.chunk_bytes, self.gap_bytes, self.by_object, self.objects, self.headers
-            )
-            + self.needs
-        )
+        digests = (self.objects, self.headers, self.uris)
+        head = _TOLD_HEAD.pack(self.chunk_bytes, self.gap_bytes, self.by_object, *digests)
+        return head + self.needs
 
     @classmethod
     def decode(cls, data: bytes) -> Told:
         """Raises ValueError for what is too short."""
         if len(data) < _TOLD_HEAD.size:
             raise ValueError("needs without their head")
-        chunk_bytes, gap_bytes, by_object, objects, headers = _TOLD_HEAD.unpack_from(data)
-        needs = data[_TOLD_HEAD.size :]
-        return cls(chunk_bytes, gap_bytes, by_object, objects, headers, needs)
+        return cls(*_TOLD_HEAD.unpack_from(data), data[_TOLD_HEAD.size :])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import logging
 import mmap
@@ -13,7 +12,6 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 from fastload_common.errors import (
@@ -26,11 +24,10 @@ from fastload_common.errors import (
     SourceUnavailableError,
 )
 from fastload_common.exchange import node_exchange
-from fastload_common.exchange.part import Part, divide, part_of
+from fastload_common.exchange.part import Part, part_of
 from fastload_common.exchange.peers import Peers
 from fastload_common.exchange.terms import digest_of
-from fastload_common.exchange.words import FILLED_FORM, TAKEN_FORM, Told, Word
-from fastload_common.plan.needs import Needs
+from fastload_common.exchange.words import FILLED_FORM, TAKEN_FORM, Word
 from fastload_common.plan.node import NodePlan
 from fastload_common.plan.records import Chunk
 from fastload_common.ranges import ObjectId
@@ -351,46 +348,3 @@ def test_a_rank_that_leaves_owing_a_chunk_is_accused(monkeypatch: pytest.MonkeyP
         assert isinstance(made[0].error, PeerError)
         assert "rank 1" in str(made[0].error)
         assert "it left without chunk" in str(made[0].error)
-
-
-def spans_of(*rows: tuple[int, int]) -> bytes:
-    spans = [np.array([row], dtype=np.int64) for row in rows]
-    none = np.empty((0, 2), dtype=np.int64)
-    return Needs((*spans, *[none] * (len(IDS) - len(spans))), 0).encode()
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"chunk_bytes": 0}, "chunks of 0 bytes"),
-        ({"chunk_bytes": 63}, "chunks of 63 bytes"),
-        ({"chunk_bytes": 1 << 60}, "chunks of"),
-        ({"gap_bytes": (1 << 64) - 1}, "gaps of"),
-        ({"needs": spans_of((0, 20 * CHUNK_BYTES + 1))}, "bytes up to 20481 of s3://models/m/0"),
-        ({"needs": spans_of((0, 1 << 60))}, "bytes up to"),
-    ],
-)
-def test_terms_that_make_no_sense_are_refused_by_name(changes: dict[str, Any], told: str) -> None:
-    with ranks(OBJECTS, [ALL] * 2) as made:
-        peers = made[1].exchange._peers
-        tell = peers.tell
-
-        def lie(word: Word, payload: bytes = b"", fd: int | None = None) -> None:
-            if word is Word.NEEDS:
-                payload = dataclasses.replace(Told.decode(payload), **changes).encode()
-            tell(word, payload, fd)
-
-        peers.tell = lie  # type: ignore[method-assign]
-        run_all(made)
-        assert isinstance(made[0].error, PeerError)
-        assert "rank 1" in str(made[0].error)
-        assert told in str(made[0].error)
-
-
-def test_what_cannot_be_divided_is_not_taken_for_the_models_fault() -> None:
-    with ranks(OBJECTS, [ALL] * 2) as made:
-        with_terms(made[0], chunk_bytes=63)
-        run_all(made)
-        assert all(isinstance(row.error, FastloadError) for row in made)
-        with pytest.raises(FastloadError, match="could not be divided"):
-            divide([], [Told(63, 0, False, b"", b"", b"")], by_object=False)

@@ -16,17 +16,17 @@ DIGEST = st.binary(min_size=32, max_size=32)
 SIZE = st.integers(0, 2**63)
 
 
-@given(SIZE, SIZE, st.booleans(), DIGEST, DIGEST, st.binary(max_size=50))
+@given(SIZE, SIZE, st.booleans(), DIGEST, DIGEST, DIGEST, st.binary(max_size=50))
 def test_what_was_told_is_heard(
-    chunk: int, gap: int, by_object: bool, objects: bytes, headers: bytes, needs: bytes
+    chunk: int, gap: int, by_object: bool, objects: bytes, headers: bytes, uris: bytes, needs: bytes
 ) -> None:
-    told = Told(chunk, gap, by_object, objects, headers, needs)
+    told = Told(chunk, gap, by_object, objects, headers, uris, needs)
     assert Told.decode(told.encode()) == told
 
 
-@given(st.binary(max_size=80))
+@given(st.binary(max_size=112))
 def test_rubbish_is_told_apart(data: bytes) -> None:
-    if len(data) < 81:
+    if len(data) < 113:
         with pytest.raises(ValueError, match="needs without their head"):
             Told.decode(data)
     with pytest.raises(ValueError):  # noqa: PT011 -- any of JSON's
