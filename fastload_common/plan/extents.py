@@ -151,7 +151,7 @@ class ReadTable:
         """For each object the ranges that its reads need, as rows [start, end).
 
         Ascending; none nearer to the next than gap_bytes + 1. Where there would be more than
-        `MOST_RUNS` of a read, or `MOST_SPANS` in all, longer gaps are merged.
+        `MOST_RUNS` of a read, or `MOST_SPANS` in all (however many reads), longer gaps are merged.
         """
         combs = self.combs(gap_bytes, MOST_RUNS)
         while int(combs.count.sum()) > max(MOST_SPANS, len(self)):
@@ -164,6 +164,9 @@ class ReadTable:
         for first, last in pairwise(borders):
             which = order[first:last]
             found.append(merge_spans(starts[which], ends[which], gap_bytes))
+        while sum(map(len, found)) > max(MOST_SPANS, len(found)):
+            gap_bytes = max(2 * gap_bytes, 64)
+            found = [merge_spans(rows[:, 0], rows[:, 1], gap_bytes) for rows in found]
         return found
 
 

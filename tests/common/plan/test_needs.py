@@ -164,3 +164,17 @@ def check(needs: Needs) -> None:
 def test_what_is_no_message_of_needs_is_refused(message: bytes, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Needs.decode(message, 1)
+
+
+def test_more_reads_than_spans_are_merged_until_others_take_them() -> None:
+    far = [ObjectId(f"s3://b/{name}", '"1"', 1 << 40) for name in "ab"]
+    view = View((100,), (1,), 0)
+    count = MOST_SPANS + 1
+    reads = [TensorRead(far[k % 2], k * 1000, 1, view) for k in range(count)]
+    needs = Needs.of(reads, far, gap_bytes=0)
+    assert 0 < sum(map(len, needs.spans)) <= MOST_SPANS
+    assert [int(spans[0, 0]) for spans in needs.spans] == [0, 1000]
+    assert max(int(spans[-1, 1]) for spans in needs.spans) == (count - 1) * 1000 + 100
+    assert needs.needed_bytes == count * 100
+    again = Needs.decode(needs.encode(), 2)
+    assert rows(again) == rows(needs)
