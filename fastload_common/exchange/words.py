@@ -74,7 +74,10 @@ class Told:
         """Raises ValueError for what is too short."""
         if len(data) < _TOLD_HEAD.size:
             raise ValueError("needs without their head")
-        return cls(*_TOLD_HEAD.unpack_from(data), data[_TOLD_HEAD.size :])
+        chunk_bytes, gap_bytes, by_object, *digests = _TOLD_HEAD.unpack_from(data)
+        objects, headers, uris = digests
+        needs = data[_TOLD_HEAD.size :]
+        return cls(chunk_bytes, gap_bytes, by_object, objects, headers, uris, needs)
 
 
 @dataclass(frozen=True, slots=True)
