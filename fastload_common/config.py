@@ -169,7 +169,8 @@ OPTIONS: tuple[Option, ...] = (
         "places",
         None,
         "Where compiled artefacts are kept: a directory of this node, s3://bucket/prefix, or both "
-        "with a comma between them; the directory is asked first. Unset: off.",
+        "with a comma between them; the directory is asked first. Unset: off. Only "
+        "`fastload cache` uses it so far: the engines' hooks are not there yet.",
     ),
     Option(
         "compile_cache_signing_key_file",

@@ -78,6 +78,9 @@ class FastloadError(Exception):
         hint: one sentence: what to do about it; appended to the message.
         fields: facts for machines and for the report (object, range, status, attempts, ...).
             Shown in the message as ``key=value`` where the value is not None.
+
+    Attributes:
+        is_said: whether the log has it already.
     """
 
     retryable: ClassVar[bool] = False
@@ -87,6 +90,7 @@ class FastloadError(Exception):
         self.what = what
         self.hint = hint
         self.fields = {name: value for name, value in fields.items() if value is not None}
+        self.is_said = False
         super().__init__(what)
 
     def __str__(self) -> str:

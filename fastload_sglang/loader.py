@@ -226,6 +226,7 @@ def _say(error: FastloadError) -> None:
     if rank_place().local_rank > 0:
         SystemClock().wait(threading.Event(), _FIRST_RANK_SPEAKS_S)
     logger.error("fastload: %s: %s", type(error).__name__, error)
+    error.is_said = True
 
 
 def weights_root(model_config: Any) -> str:

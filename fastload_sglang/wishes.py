@@ -75,4 +75,9 @@ def _extra_config(view: Any) -> Mapping[str, Any]:
             f"--model-loader-extra-config must be a JSON object for load format {LOAD_FORMAT}: "
             f"{error}"
         ) from None
-    return extra if isinstance(extra, Mapping) else {}
+    if not isinstance(extra, Mapping):
+        raise ConfigError(
+            f"--model-loader-extra-config must be a JSON object for load format {LOAD_FORMAT}, "
+            f"got {type(extra).__name__}"
+        )
+    return extra

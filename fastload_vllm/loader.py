@@ -76,6 +76,7 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # vLLM is not there whe
                 _check_all_loaded(self, model, model_config, loaded)
         except FastloadError as error:
             logger.error("fastload: %s: %s", type(error).__name__, error)
+            error.is_said = True
             if debugging(compat.ENGINE):
                 raise
             # The message says it all; the engine prints the stack that is below us anyhow.

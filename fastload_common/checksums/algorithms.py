@@ -75,6 +75,6 @@ def crc_function(algorithm: Algorithm) -> CrcFunction:
     except (ImportError, AttributeError):
         raise ConfigError(
             f"computing {algorithm.name} checksums needs the package awscrt, 0.22 or newer",
-            hint="pip install 'fastload[verify]', or set FASTLOAD_VERIFY=off",
+            hint="pip install awscrt cloudpickle, or set FASTLOAD_VERIFY=off",
         ) from None
     return found

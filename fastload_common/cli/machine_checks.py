@@ -37,6 +37,15 @@ _ENGINES: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
 
 _PLUGIN = "fastload"
 
+# Both list the only plugins to load. vLLM: empty loads none, and spaces are not removed.
+# SGLang: empty loads all, and they are.
+_ALLOWS: Mapping[str, Callable[[str], bool]] = {
+    "VLLM_PLUGINS": lambda text: _PLUGIN in text.split(","),
+    "SGLANG_PLUGINS": lambda text: (
+        not text.strip() or _PLUGIN in [name.strip() for name in text.split(",")]
+    ),
+}
+
 
 def check_settings(read: Callable[[], Settings]) -> tuple[list[Check], Settings]:
     """The settings; after a failure the checks go on with the defaults."""
@@ -45,7 +54,11 @@ def check_settings(read: Callable[[], Settings]) -> tuple[list[Check], Settings]
     except ConfigError as error:
         return [Check.from_error("settings", error)], Settings()
     changed = ", ".join(f"{name}={value}" for name, value in settings.changed().items())
-    return [Check("settings", "ok", changed or "all at their defaults")], settings
+    checks = [Check("settings", "ok", changed or "all at their defaults")]
+    if settings.compile_cache is not None:
+        found = "FASTLOAD_COMPILE_CACHE is set, but no engine uses it yet: only fastload cache does"
+        checks.append(Check("compile cache", "warn", found, "see docs/compile-cache.md"))
+    return checks, settings
 
 
 def check_descriptors(settings: Settings) -> Iterator[Check]:
@@ -149,8 +162,7 @@ def _check_plugin(
         found = f"no entry point {_PLUGIN} in {group}"
         return Check(engine, "warn", found, "reinstall fastload; this engine may not be supported")
     allowed = environ.get(variable)
-    # The variable lists the only plugins to load; empty loads none, and spaces are not removed.
-    if allowed is not None and _PLUGIN not in allowed.split(","):
+    if allowed is not None and not _ALLOWS[variable](allowed):
         found = f"{_PLUGIN} is installed but excluded by {variable}={allowed!r}"
         return Check(engine, "fail", found, f"unset {variable}, or add {_PLUGIN} to it")
     return Check(engine, "ok", f"sees the plugin {_PLUGIN}")

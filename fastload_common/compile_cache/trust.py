@@ -109,7 +109,7 @@ def load_keys(file: Path | None) -> Keys | None:
     except ImportError:
         raise ConfigError(
             "signatures of the compile cache need the package cryptography",
-            hint="pip install 'fastload[compile-cache]'",
+            hint="pip install cryptography",
         ) from None
     data = _read(file)
     for load in (lambda: load_pem_private_key(data, None), lambda: load_pem_public_key(data)):

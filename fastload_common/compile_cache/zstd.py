@@ -80,5 +80,5 @@ def _find() -> tuple[Any, Any]:
         return (module, None) if number == 0 else (None, module)
     raise ConfigError(
         "the compile cache needs zstd, and this Python has none",
-        hint="pip install 'fastload[compile-cache]'",
+        hint="pip install zstandard",
     )

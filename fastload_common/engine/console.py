@@ -37,7 +37,7 @@ class _ToEngineLog(logging.Handler):
 
 
 class _WithoutOurStack(logging.Filter):
-    """Shortens the engine's record of one of our errors, whose own line stands above already."""
+    """The engine's record of one of our errors: no stack, and the error where it is not said yet."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
@@ -52,7 +52,10 @@ class _WithoutOurStack(logging.Filter):
             return True
         if record.exc_info or stack >= 0:
             head = text[:stack].rstrip() if stack >= 0 else text
-            record.msg = f"{head} ({type(error).__name__}, see above)"
+            kind = type(error).__name__
+            said = f"({kind}, see above)" if error.is_said else f"fastload: {kind}: {error}"
+            error.is_said = True
+            record.msg = f"{head} {said}"
             record.args = None
             record.exc_info = None
             record.exc_text = None
@@ -78,7 +81,7 @@ def join_engine_log(engine: Engine) -> None:
 def leave_out_own_stacks(engine: Engine, places: Iterable[logging.Filterer]) -> None:
     """Where the engine logs one of our errors with its stack, leave the stack out. Idempotent.
 
-    The error has been logged, and says what to do.
+    The error says what to do; where it was not logged yet (`FastloadError.is_said`), it is here.
 
     Args:
         engine: whose log it is.

@@ -289,11 +289,14 @@ def test_the_engines_record_of_our_error_has_no_stack(
 ) -> None:
     for _ in range(2):
         console.leave_out_own_stacks(ENGINE, logging.getLogger(PACKAGE).handlers)
-    log_failure(ObjectMissingError("no such bucket"))
+    unsaid = ObjectMissingError("no such bucket")
+    log_failure(unsaid)
+    log_failure(unsaid)
     log_failure(ValueError("not ours"))
     monkeypatch.setenv("ENGINE_LOGGING_LEVEL", "DEBUG")
     log_failure(ObjectMissingError("no such bucket"))
     assert [(r.getMessage(), r.exc_info is not None) for r in engine_log] == [
+        ("Worker 3 failed. fastload: ObjectMissingError: no such bucket", False),
         ("Worker 3 failed. (ObjectMissingError, see above)", False),
         ("Worker 3 failed.", True),
         ("Worker 3 failed.", True),
@@ -307,7 +310,9 @@ def test_a_stack_that_the_engine_writes_into_its_text_is_left_out(
     log = logging.getLogger(f"{PACKAGE}.scheduler")
     for _ in range(2):
         console.leave_out_own_stacks(ROOT_LOGGING, [log])
-    for error in (ObjectMissingError("no such bucket"), ValueError("not ours")):
+    said = ObjectMissingError("no such bucket")
+    said.is_said = True
+    for error in (said, ValueError("not ours")):
         try:
             raise error
         except Exception:
