@@ -37,7 +37,7 @@ class _ToEngineLog(logging.Handler):
 
 
 class _WithoutOurStack(logging.Filter):
-    """The engine's record of one of our errors: no stack, and the error where it is not said yet."""
+    """The engine's record of our errors: no stack, and the error where it is not said yet."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
