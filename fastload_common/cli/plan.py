@@ -220,7 +220,7 @@ def _as_dict(
         "engine": engine,
         "model_bytes": node.model_bytes,
         "chunk_bytes": node.chunk_bytes,
-        "merge_gap_bytes": traces[0].merge_gap_bytes,
+        "merge_gap_bytes": node.merge_gap_bytes,
         "gbps": node.gbps,
         "node": {
             "needed_bytes": node.needed_bytes,

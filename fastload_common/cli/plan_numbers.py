@@ -54,7 +54,8 @@ class NodeNumbers:
 
     Attributes:
         model_bytes: of all tensors.
-        needed_bytes: what at least one rank needs.
+        needed_bytes: what at least one rank needs. Where a rank needs so many ranges that its
+            list has gaps in it, at most this much.
         shared_bytes: what is fetched once and used by more than one rank.
         seconds, alone_seconds: to fetch it at a given rate of the node, with and without exchange.
     """
@@ -69,6 +70,7 @@ class NodeNumbers:
     alone_fetched_bytes: int
     alone_requests: int
     chunk_bytes: int
+    merge_gap_bytes: int
     gbps: float
 
     @property
@@ -97,20 +99,30 @@ def numbers_of(traces: Sequence[RankTrace], *, gbps: float) -> NodeNumbers:
         gbps: of the node's link, in 10^9 bits per second.
     """
     objects = len(traces[0].objects)
+    # As the ranks themselves agree on them.
     chunk_bytes = min(trace.chunk_bytes for trace in traces)
+    merge_gap_bytes = min(trace.merge_gap_bytes for trace in traces)
     nothing = Needs.of([], traces[0].objects, gap_bytes=0)
     node = plan_node(
         [Needs.decode(t.needs, objects) if t.shared else nothing for t in traces],
         chunk_bytes=chunk_bytes,
-        gap_bytes=traces[0].merge_gap_bytes,
+        gap_bytes=merge_gap_bytes,
     )
-    exact = [Needs.decode(trace.exact, objects).spans for trace in traces]
-    union = [_merged([spans[k] for spans in exact]) for k in range(objects)]
-    ranks = [_rank(trace, node, needs, union) for trace, needs in zip(traces, exact, strict=True)]
+    listed = [Needs.decode(trace.exact, objects) for trace in traces]
+    union = [_merged([needs.spans[k] for needs in listed]) for k in range(objects)]
+    listed_bytes = sum(map(_size_bytes, union))
+    needed_bytes = listed_bytes
+    if any(sum(map(_size_bytes, needs.spans)) > needs.needed_bytes for needs in listed):
+        # More ranges than can be listed: gaps between them are in the lists, not in the sums.
+        needed_bytes = min(listed_bytes, sum(needs.needed_bytes for needs in listed))
+    ranks = [
+        _rank(trace, node, needs.spans, union, needed_bytes / max(listed_bytes, 1))
+        for trace, needs in zip(traces, listed, strict=True)
+    ]
     return NodeNumbers(
         ranks=tuple(ranks),
         model_bytes=traces[0].model_bytes,
-        needed_bytes=sum(int((rows[:, 1] - rows[:, 0]).sum()) for rows in union),
+        needed_bytes=needed_bytes,
         fetched_bytes=sum(rank.fetched_bytes for rank in ranks),
         requests=sum(rank.requests for rank in ranks),
         over_read_bytes=sum(rank.over_read_bytes for rank in ranks),
@@ -118,26 +130,31 @@ def numbers_of(traces: Sequence[RankTrace], *, gbps: float) -> NodeNumbers:
         alone_fetched_bytes=sum(rank.alone_fetched_bytes for rank in ranks),
         alone_requests=sum(rank.alone_requests for rank in ranks),
         chunk_bytes=chunk_bytes,
+        merge_gap_bytes=merge_gap_bytes,
         gbps=gbps,
     )
 
 
 def _rank(
-    trace: RankTrace, node: NodePlan, needs: tuple[Rows, ...], union: Sequence[Rows]
+    trace: RankTrace,
+    node: NodePlan,
+    needs: tuple[Rows, ...],
+    union: Sequence[Rows],
+    dense: float,
 ) -> RankNumbers:
     """One rank's part.
 
     Args:
         needs: its exact needs.
         union: those of all ranks.
+        dense: how much of the union is needed; the rest are gaps of its list. 1 if it is exact.
     """
     own = [chunk for chunk in node.chunks if chunk.owner == trace.rank]
     if trace.shared:
         fetches = _rows(own, len(union))
         fetched = node.fetched_by_rank[trace.rank] + trace.early_fetched_bytes
-        used = trace.early_needed_bytes + sum(
-            _common_bytes(rows, needed) for rows, needed in zip(fetches, union, strict=True)
-        )
+        common = sum(map(_common_bytes, fetches, union))
+        used = trace.early_needed_bytes + (common if dense == 1 else round(common * dense))
         requests, received = len(own) + trace.early_requests, node.received_by_rank[trace.rank]
     else:
         fetches = needs
@@ -156,6 +173,10 @@ def _rank(
         needs=needs,
         fetches=fetches,
     )
+
+
+def _size_bytes(rows: Rows) -> int:
+    return int((rows[:, 1] - rows[:, 0]).sum())
 
 
 def _rows(chunks: Sequence[NodeChunk], objects: int) -> tuple[Rows, ...]:

@@ -151,3 +151,41 @@ def test_numbers_of_an_eager_rank_beside_others() -> None:
     assert node.ranks[1].fetched_bytes == 1 << 30
     assert node.shared_bytes == 0
     assert [rank.over_read_bytes for rank in node.ranks] == [0, 0]
+
+
+def test_the_least_merge_gap_counts_as_it_does_between_ranks() -> None:
+    mib = 1 << 20
+    traces = [made_trace(rank, 4, 1, "x") for rank in range(2)]
+    # Two of four MiB are needed; whoever reads over the gap reads them all.
+    wide = [replace(trace, merge_gap_bytes=4 * mib) for trace in traces]
+    assert numbers_of(wide, gbps=1).fetched_bytes > 800 * mib
+    for mixed in ([wide[0], traces[1]], [traces[0], wide[1]]):
+        node = numbers_of(mixed, gbps=1)
+        assert node.merge_gap_bytes == 0
+        assert node.fetched_bytes == 512 * mib
+
+
+def test_more_ranges_than_can_be_listed_are_counted_without_their_gaps() -> None:
+    size = 1 << 26
+    objects = (ObjectId("s3://b/m/x.safetensors", '"e"', size),)
+    step = 64
+    # Every other run of 32 bytes: too many to be listed one by one.
+    read = TensorRead(objects[0], 0, 1, View((size // step, step // 2), (step, 1), 0))
+    needs = Needs.of([read], objects, gap_bytes=0)
+    assert len(needs.spans[0]) < size // step
+    assert needs.needed_bytes == size // 2
+    trace = replace(
+        made_trace(0, 1, 1, "x"),
+        objects=objects,
+        needs=needs.encode(),
+        exact=needs.encode(),
+        needed_bytes=size // 2,
+        model_bytes=size,
+    )
+    node = numbers_of([trace], gbps=1)
+    assert node.needed_bytes == node.ranks[0].needed_bytes == size // 2
+    assert node.over_read_bytes == node.fetched_bytes - size // 2
+    # The same rank twice needs no more than what is there.
+    both = numbers_of([trace, replace(trace, rank=1)], gbps=1)
+    assert size // 2 <= both.needed_bytes <= size
+    assert both.over_read_bytes + both.needed_bytes >= both.fetched_bytes
