@@ -26,13 +26,15 @@ def test_a_process_that_ends_is_seen_though_its_socket_is_held_open() -> None:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(b"\0fastload-test-" + os.urandom(8).hex().encode())
     listener.listen()
+    read, write = os.pipe()
     pid = os.fork()
     if not pid:
+        os.close(write)
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         peer.connect(listener.getsockname())
         # Its copy goes to this process: held open there whatever becomes of the child.
         socket.send_fds(peer, [b"x"], [peer.fileno()])
-        signal.pause()
+        os.read(read, 1)  # until this process ends it, or ends
         os._exit(0)
     line = listener.accept()[0]
     _, copies, _, _ = socket.recv_fds(line, 1, 1)
@@ -41,6 +43,8 @@ def test_a_process_that_ends_is_seen_though_its_socket_is_held_open() -> None:
         SystemClock(),
         on_filled=nothing,
         on_taken=nothing,
+        deadline_s=SystemClock().monotonic_s() + 10,
+        limit_s=10,
     )
     try:
         peers.check()
@@ -51,7 +55,7 @@ def test_a_process_that_ends_is_seen_though_its_socket_is_held_open() -> None:
         os.waitpid(pid, 0)
         peers.close()
         listener.close()
-        for fd in copies:
+        for fd in (read, write, *copies):
             os.close(fd)
     assert not [t for t in threading.enumerate() if t.name == "fastload-peers"]
 

@@ -15,11 +15,12 @@ from fastload_common.errors import (
     ChecksumMismatchError,
     ConfigError,
     DeadlineError,
+    FastloadError,
     PeerError,
     TensorMismatchError,
 )
 from fastload_common.exchange.node_exchange import NodeExchange
-from fastload_common.load import sharing
+from fastload_common.load import executor, sharing
 from fastload_common.load.executor import Executor
 from fastload_common.load.session import LoadSession, WeightSource
 from fastload_common.ranges import ByteRange
@@ -312,3 +313,15 @@ def test_a_rank_that_cannot_begin_is_gone_for_the_others(
     outcomes = load_ranks(str(checkpoint), 2, settings_of())
     assert isinstance(outcomes[1].error, OSError)
     assert isinstance(outcomes[0].error, PeerError)
+
+
+def test_a_plan_that_lacks_bytes_is_an_error_and_no_reason_to_load_again(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacks(*args: object) -> object:
+        raise ValueError("the chunks do not hold all bytes of read 7")
+
+    monkeypatch.setattr(executor, "plan_for", lacks)
+    ended = load_ranks(str(checkpoint), 2, settings_of())
+    assert {type(row.error) for row in ended} <= {FastloadError, PeerError}
+    assert all("do not hold all bytes of read 7" in str(row.error) for row in ended)
