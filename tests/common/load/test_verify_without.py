@@ -106,7 +106,7 @@ def test_a_missing_package_is_said_before_anything_is_loaded(
     stored = stored_model()
     monkeypatch.delattr("awscrt.checksums.crc64nvme")
     model = Model(large)
-    with pytest.raises(ConfigError, match=r"CRC64NVME.*fastload\[verify\]"):
+    with pytest.raises(ConfigError, match=r"CRC64NVME.*pip install awscrt"):
         stored.load(settings_for("covered"), model)
     assert model.untouched(large)
     assert stored.load(settings_for("off"), model).report.status == "ok"
