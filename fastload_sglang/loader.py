@@ -98,14 +98,15 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # SGLang is not there w
         return PendingWeights(
             self,
             [own, *_forgotten(own, model_config), *others],
-            _eager_reason(model, model_config),
+            model_config,
             loading_group(self.load_config),
         )
 
     def _get_weights_iterator(self, source: Any, **unused: Any) -> PendingWeights:
         """New weights for a running model. Ranks do not wait for each other here: one of them may
         fail, and put back the old ones, by itself."""
-        pending = PendingWeights(self, [self._source(source)], None, None)
+        own, model_config = self._source(source), source.model_config
+        pending = PendingWeights(self, [own, *_forgotten(own, model_config)], model_config, None)
         pending.find()  # what is wrong is said before the old weights are touched
         return pending
 
@@ -121,7 +122,7 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # SGLang is not there w
                 calls.clear()
                 _Base.load_weights_only(model, weights.as_asked(given), target_device)
 
-            session.load(model, load, eager_reason=weights.eager_reason)
+            session.load(model, load, eager_reason=_eager_reason(model, weights.model_config))
         for call in calls:
             call()
         _Base.postprocess_weights(model, target_device)
@@ -171,7 +172,7 @@ class PendingWeights:
     Args:
         loader: whose settings count.
         sources: in the order of loading.
-        eager_reason: why they cannot be traced, if so.
+        model_config: SGLang's, of the model that they are for.
         group: those that load them together.
     """
 
@@ -179,11 +180,11 @@ class PendingWeights:
         self,
         loader: FastloadModelLoader,
         sources: list[WeightSource],
-        eager_reason: str | None,
+        model_config: Any,
         group: CpuGroup | None,
     ) -> None:
         place = rank_place()
-        self.eager_reason = eager_reason
+        self.model_config = model_config
         self._stack = ExitStack()
         self._found: LoadSession | None = None
         self._layer = loader.load_config.draft_model_idx
