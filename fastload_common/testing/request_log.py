@@ -105,13 +105,14 @@ class _Handler(LoopbackHandler):
 
     def _forward(self) -> None:
         self.owner.begin()
-        status, sent_bytes = 0, 0
+        status, sent_bytes, last = 0, 0, b""
         try:
             reply = self._ask_upstream()
             status = reply.status
             self._send_head(reply)
             while piece := reply.read(_PIECE_BYTES):
-                self.wfile.write(piece)
+                self.wfile.write(last)
+                last = piece
                 sent_bytes += len(piece)
         except (OSError, http.client.HTTPException):
             self.close_connection = True
@@ -126,7 +127,12 @@ class _Handler(LoopbackHandler):
                 sent_bytes,
                 "Authorization" in self.headers or "X-Amz-Signature" in url.query,
             )
+            # Before its last bytes: who has them may ask again at once, or look at the log.
             self.owner.end(logged)
+        try:
+            self.wfile.write(last)
+        except OSError:
+            self.close_connection = True
 
     def _ask_upstream(self) -> http.client.HTTPResponse:
         # One upstream connection for each client connection, as without the proxy.
