@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +15,18 @@ from safetensors.torch import save_file
 from fastload_common.testing.rig import Rig
 from tests.common.exchange.exchange_harness import make_tensors
 from tests.common.exchange.rank_processes import RankProcesses
+
+
+@pytest.fixture
+def nothing_is_left() -> Iterator[None]:
+    """No descriptor and no thread of ours is left by a test."""
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+    left = [t.name for t in threading.enumerate() if t.name.startswith("fastload")]
+    assert left == []
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import mmap
 import os
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -34,16 +33,7 @@ OBJECTS = make_objects(3, 20 * CHUNK_BYTES)
 IDS = list(OBJECTS)
 ALL = [(one, 0, one.size_bytes) for one in IDS]
 
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
-    yield
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
-    left = [t.name for t in threading.enumerate() if t.name.startswith("fastload")]
-    assert left == []
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 SPAN = st.tuples(

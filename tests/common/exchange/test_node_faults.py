@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 import logging
 import mmap
-import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -49,16 +48,7 @@ OBJECTS = make_objects(3, 20 * CHUNK_BYTES)
 IDS = list(OBJECTS)
 ALL = [(one, 0, one.size_bytes) for one in IDS]
 
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
-    yield
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
-    left = [t.name for t in threading.enumerate() if t.name.startswith("fastload")]
-    assert left == []
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 def test_a_failing_fetch_ends_all_with_its_error() -> None:
