@@ -210,11 +210,6 @@ class Peers:
             if counted:
                 self.waited_s += self._clock.monotonic_s() - began_s
 
-    def notify(self) -> None:
-        """Something has changed that somebody may wait for."""
-        with self.changed:
-            self.changed.notify_all()
-
     def accuse(self, rank: int, text: str) -> None:
         """A rank said what makes no sense: that ends the load."""
         self._fail(Failure(rank, self.lines[rank].pid, FastloadError.__name__, text))

@@ -26,6 +26,24 @@ from tests.house.tree import ROOT
 BOUND_BYTES = 1 << 24
 
 
+def started(
+    settings: Settings, place: Path, factors: dict[str, Any], limit_s: float = 60
+) -> Outcome:
+    """One start below a directory: restore; compile if that was a miss; publish."""
+    cache = CompileCache.open(settings, SystemClock())
+    assert cache is not None
+    roots = {name: place / name for name in TREES}
+    outcome = cache.restore({**FACTORS, **factors}, roots)
+    if outcome.status == "hit":
+        assert read_trees(roots) == TREES
+    else:
+        assert not any(root.exists() for root in roots.values()), "a part was left"
+        write_trees(place)
+    cache.publish(outcome, roots)
+    assert cache.close(limit_s)
+    return outcome
+
+
 class Node:
     """One node: a directory for the cache, and starts of a server on it."""
 
@@ -41,18 +59,7 @@ class Node:
         """Restore; compile if that was a miss; publish."""
         self._starts += 1
         place = self._scratch / str(self._starts)
-        cache = CompileCache.open(self.settings, SystemClock())
-        assert cache is not None
-        roots = {name: place / name for name in TREES}
-        outcome = cache.restore({**FACTORS, **factors}, roots)
-        if outcome.status == "hit":
-            assert read_trees(roots) == TREES
-        else:
-            assert not any(root.exists() for root in roots.values()), "a part was left"
-            write_trees(place)
-        cache.publish(outcome, roots)
-        assert cache.close(60)
-        return outcome
+        return started(self.settings, place, factors)
 
     @property
     def entry(self) -> Path:

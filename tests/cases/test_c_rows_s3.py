@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from fastload_common.cli.main import main
-from fastload_common.clock import SystemClock
-from fastload_common.compile_cache.lifecycle import CompileCache, Outcome
+from fastload_common.compile_cache.lifecycle import Outcome
 from fastload_common.compile_cache.stores.s3 import S3Store
 from fastload_common.config import Settings
 from fastload_common.testing.rig import (
@@ -28,13 +27,10 @@ from fastload_common.testing.rig import (
     Stall,
 )
 from fastload_common.testing.s3_server import S3Server
-from tests.cases.cache_node import spawn
+from tests.cases.cache_node import spawn, started
 from tests.cases.harness import use
 from tests.common.compile_cache.artefacts import (
-    FACTORS,
-    TREES,
     package,
-    read_trees,
     write_keys,
     write_trees,
 )
@@ -61,18 +57,8 @@ class Fleet:
         self._starts += 1
         place = self._place / f"start-{self._starts}"
         places = (self.uri,) if node is None else (str(self._place / node), self.uri)
-        cache = CompileCache.open(replace(self.settings, compile_cache=places), SystemClock())
-        assert cache is not None
-        roots = {name: place / name for name in TREES}
-        outcome = cache.restore({**FACTORS, **factors}, roots)
-        if outcome.status == "hit":
-            assert read_trees(roots) == TREES
-        else:
-            assert not any(root.exists() for root in roots.values()), "a part was left"
-            write_trees(place)
-        cache.publish(outcome, roots)
-        assert cache.close(limit_s)
-        return outcome
+        settings = replace(self.settings, compile_cache=places)
+        return started(settings, place, factors, limit_s)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
