@@ -133,7 +133,7 @@ class CompileCache:
             return Outcome("failed", reason=str(error), notes=[str(error)])
         try:
             self._restore(outcome, roots, {**(places or {}), **roots})
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a cache never ends a server
             logger.warning("fastload: compile cache: not used: %s", type(error).__name__)
             logger.debug("fastload: compile cache: restoring failed", exc_info=True)
             outcome.status, outcome.reason = "failed", type(error).__name__
