@@ -88,8 +88,10 @@ $(READY_BENCH): pyproject.toml benchmarks/requirements.txt
 	done
 	touch $@
 
-.PHONY: test test-unit test-engine lint
-test: lint test-unit test-engine  ## everything: lint, unit tests, engine tests
+.PHONY: test test-all test-unit test-engine lint
+test: lint test-unit test-engine  ## lint, unit tests, tests with the real vLLM
+
+test-all: test test-sglang  ## the same and the tests with the real SGLang: what CI runs
 
 lint: $(READY)  ## style, types, import direction
 	$(VENV)/bin/ruff format --check .
