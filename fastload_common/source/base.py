@@ -122,6 +122,16 @@ class SignedRead(Protocol):
     @property
     def headers(self) -> Mapping[str, str]: ...
 
+    @property
+    def object_id(self) -> ObjectId:
+        """What the reply must be of: the object itself, or the one that it is a part of."""
+        ...
+
+    @property
+    def byte_range(self) -> ByteRange:
+        """Of that object; as large as the range that was asked for."""
+        ...
+
     def judge(self, refusal: Refusal, tried: set[str]) -> SourceError | None:
         """What to do about a refusal: the error, or None: sign anew and ask once more. May block.
 

@@ -7,10 +7,7 @@ once; an expired token is replaced once. A `Receiver` does not retry: the transf
 
 from __future__ import annotations
 
-import os
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from fastload_common.checksums.algorithms import Checksum
@@ -19,10 +16,11 @@ from fastload_common.config import Settings
 from fastload_common.errors import FastloadError, ObjectMissingError, SourceError
 from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.source.base import ListedObject, Receiver, RemoteReads, SourceDescription
+from fastload_common.source.range_receiver import RangeReceiver
 from fastload_common.source.s3_checksum import ChecksumReader
 from fastload_common.source.s3_reads import S3Reads
-from fastload_common.source.s3_receiver import S3Receiver
 from fastload_common.source.s3_session import S3Session
+from fastload_common.source.small_reads import SmallReads
 from fastload_common.source.uri import S3Location
 
 __all__ = ["S3Source"]
@@ -50,7 +48,7 @@ class S3Source:
         self._session = S3Session(location, settings, self._clock)
         self._reads = S3Reads(self._session, location)
         self._checksums = ChecksumReader(self._session)
-        self._idle: dict[int, deque[S3Receiver]] = {}
+        self._small = SmallReads(self._session.small_calls, self._receiver)
 
     @property
     def root(self) -> str:
@@ -81,11 +79,7 @@ class S3Source:
         return self._object_id(key, reply, "ContentLength")
 
     def read(self, object_id: ObjectId, byte_range: ByteRange | None = None) -> bytes:
-        byte_range = byte_range or ByteRange(0, object_id.size_bytes)
-        data = bytearray(byte_range.size_bytes)
-        if data:
-            self._read_into(object_id, byte_range, memoryview(data))
-        return bytes(data)
+        return self._small.read(object_id, byte_range)
 
     def stored_checksum(self, object_id: ObjectId) -> Checksum | None:
         key = object_id.uri.removeprefix(f"s3://{self._location.bucket}/")
@@ -107,7 +101,7 @@ class S3Source:
         return True
 
     def open_receiver(self) -> Receiver:
-        return S3Receiver(self._reads, self._settings, self._clock)
+        return self._receiver(self._settings)
 
     def remote_reads(self, object_id: ObjectId) -> RemoteReads:
         """See `RemoteSource.remote_reads`."""
@@ -127,13 +121,14 @@ class S3Source:
         return SourceDescription("s3", self.root, facts)
 
     def close(self) -> None:
-        idle = self._idle.pop(os.getpid(), None)
-        while idle:
-            idle.pop().close()
+        self._small.close()
         self._session.close()
 
     def __reduce__(self) -> tuple[type[S3Source], tuple[S3Location, Settings]]:
         return (S3Source, (self._location, self._settings))
+
+    def _receiver(self, settings: Settings) -> Receiver:
+        return RangeReceiver(self._reads, lambda _: self._reads.tls(), settings, self._clock)
 
     def _object_id(self, key: str, said: Mapping[str, Any], size: str) -> ObjectId:
         """From a row of a listing or the reply to a HEAD, whose ``size`` may be anything."""
@@ -152,35 +147,3 @@ class S3Source:
         if not key:
             raise ObjectMissingError("no object can have an empty key", uri=self.root)
         return f"{self._location.prefix}/{key}" if self._location.prefix else key
-
-    def _read_into(self, object_id: ObjectId, byte_range: ByteRange, view: memoryview) -> None:
-        """Read with retries, each for the missing bytes only, on connections that are kept."""
-        done_bytes = 0
-        attempts = self._session.small_calls.begin(f"read {object_id.uri}")
-        while True:
-            idle = self._idle.setdefault(os.getpid(), deque())
-            try:
-                receiver = idle.pop()
-            except IndexError:
-                connect_s, read_s = self._session.small_calls.timeouts_s()
-                settings = replace(
-                    self._settings, connect_timeout_s=connect_s, read_timeout_s=read_s
-                )
-                receiver = S3Receiver(self._reads, settings, self._clock)
-            missing = ByteRange(byte_range.start + done_bytes, byte_range.end)
-            try:
-                receiver.receive(object_id, missing, view[done_bytes:])
-            except SourceError as error:
-                receiver.close()
-                done_bytes += error.received_bytes
-                error.received_bytes = 0
-                if error.retryable and done_bytes == byte_range.size_bytes:
-                    return  # only the end of the reply was not as it should be
-                attempts.wait_or_raise(error)
-            except BaseException:
-                receiver.close()
-                raise
-            else:
-                self._session.small_calls.answered = True
-                idle.append(receiver)
-                return

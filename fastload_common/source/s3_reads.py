@@ -32,7 +32,7 @@ class S3Reads:
         """See `RemoteReads.sign`."""
         key = self._key(object_id)
         signed = self._session.sign_get(object_id, key, byte_range)
-        return S3SignedRead(self._session, object_id, key, signed)
+        return S3SignedRead(self._session, object_id, byte_range, key, signed)
 
     def sign_now(self, object_id: ObjectId, byte_range: ByteRange) -> S3SignedRead | None:
         """See `RemoteReads.sign_now`."""
@@ -52,13 +52,19 @@ class S3Reads:
 class S3SignedRead:
     """Implements `SignedRead`."""
 
-    __slots__ = ("_key", "_object_id", "_session", "_signed", "_state")
+    __slots__ = ("_key", "_session", "_signed", "_state", "byte_range", "object_id")
 
     def __init__(
-        self, session: S3Session, object_id: ObjectId, key: str, signed: SignedGet
+        self,
+        session: S3Session,
+        object_id: ObjectId,
+        byte_range: ByteRange,
+        key: str,
+        signed: SignedGet,
     ) -> None:
         self._session = session
-        self._object_id = object_id
+        self.object_id = object_id
+        self.byte_range = byte_range
         self._key = key
         self._signed = signed
         self._state = session.state()
@@ -81,14 +87,14 @@ class S3SignedRead:
 
     def judge(self, refusal: Refusal, tried: set[str]) -> SourceError | None:
         """See `SignedRead.judge`."""
-        target, uri = self._signed.target, self._object_id.uri
+        target, uri = self._signed.target, self.object_id.uri
         fault = parse_fault(refusal.status, refusal.headers, refusal.body)
         try:
             if not self._state.is_closed and self._session.renew_for(fault, target, tried):
                 return None
             error = fault_error(fault, f"read {uri}", pinned=True, **target.facts())
             if isinstance(error, ObjectChangedError):
-                error.fields["expected_etag"] = self._object_id.etag
+                error.fields["expected_etag"] = self.object_id.etag
                 error.fields["found_etag"] = self._present_etag() or "none"
             return error
         finally:
@@ -100,7 +106,7 @@ class S3SignedRead:
         if self._state.is_closed:
             return None
         with contextlib.suppress(FastloadError):
-            asked = f"stat {self._object_id.uri}"
+            asked = f"stat {self.object_id.uri}"
             reply = self._session.call("head_object", asked, Key=self._key)
             return str(reply.get("ETag"))
         return None

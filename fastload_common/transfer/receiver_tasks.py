@@ -47,8 +47,8 @@ class Task:
         attempt = self.attempt
         return Get(
             id=attempt.id,
-            object_id=attempt.object_id,
-            byte_range=attempt.byte_range,
+            object_id=signed.object_id,
+            byte_range=signed.byte_range,
             position_bytes=attempt.position_bytes,
             endpoint=signed.endpoint,
             # The receiver is in another directory.

@@ -122,6 +122,8 @@ class Get:
     """One attempt, as a receiver process is told of it.
 
     Attributes:
+        object_id, byte_range: what the reply must be of; an attempt for a part of another object is
+            told of that one.
         position_bytes: where its bytes go in the staging memory.
         headers: signed; never shown, and dropped when the request has been made.
         fresh: must not use a kept connection.

@@ -1,26 +1,42 @@
-"""One connection that receives ranges of a bucket's objects: one attempt a call, all checked."""
+"""One connection that receives ranges of objects over HTTP: one attempt a call, all checked."""
 
 from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
 
 from fastload_common.clock import Clock
 from fastload_common.config import Settings
 from fastload_common.errors import FastloadError, SourceError
 from fastload_common.ranges import ByteRange, ObjectId
-from fastload_common.source.base import Receipt, Refusal
+from fastload_common.source.base import Receipt, Refusal, RemoteReads, SignedRead
 from fastload_common.source.http_connection import HttpConnection
-from fastload_common.source.http_message import ERROR_BODY_LIMIT_BYTES, Endpoint, ReplyHead
+from fastload_common.source.http_message import ERROR_BODY_LIMIT_BYTES, ReplyHead
 from fastload_common.source.range_reply import check_range_reply
-from fastload_common.source.s3_reads import S3Reads
 from fastload_common.source.second_chance import may_be_chance
 
-__all__ = ["S3Receiver"]
+__all__ = ["RangeReceiver"]
 
 
-class S3Receiver:
-    """See `Receiver`. After an abort it fails for ever: close it and open another."""
+class RangeReceiver:
+    """See `Receiver`. After an abort it fails for ever: close it and open another.
 
-    def __init__(self, reads: S3Reads, settings: Settings, clock: Clock) -> None:
+    Args:
+        reads: signs each request, and judges refusals.
+        tls: the context for a file of authorities, as `SignedRead.ca_file` names it.
+        settings: timeouts.
+        clock: for receipts.
+    """
+
+    def __init__(
+        self,
+        reads: RemoteReads,
+        tls: Callable[[str | None], ssl.SSLContext | None],
+        settings: Settings,
+        clock: Clock,
+    ) -> None:
         self._reads = reads
+        self._tls = tls
         self._settings = settings
         self._clock = clock
         self._connection: HttpConnection | None = None
@@ -34,13 +50,13 @@ class S3Receiver:
         try:
             while True:
                 signed = self._reads.sign(object_id, byte_range)
-                connection = self._connect(signed.endpoint)
+                connection = self._connect(signed)
                 started_s = self._clock.monotonic_s()
                 head = connection.get(signed.path, signed.headers)
                 first_byte_s = self._clock.monotonic_s() - started_s
                 if 200 <= head.status < 300:
                     try:
-                        self._accept(object_id, byte_range, head, buffer, connection)
+                        self._accept(signed, head, buffer, connection)
                     except SourceError as error:
                         if not may_be_chance(error, tried, new_connection=head.new_connection):
                             raise
@@ -66,12 +82,12 @@ class S3Receiver:
         if self._connection is not None:
             self._connection.close()
 
-    def _connect(self, endpoint: Endpoint) -> HttpConnection:
-        if self._connection is None or self._connection.endpoint != endpoint:
+    def _connect(self, signed: SignedRead) -> HttpConnection:
+        if self._connection is None or self._connection.endpoint != signed.endpoint:
             self.close()
             self._connection = HttpConnection(
-                endpoint,
-                self._reads.tls(),
+                signed.endpoint,
+                self._tls(signed.ca_file),
                 self._settings.connect_timeout_s,
                 self._settings.read_timeout_s,
                 self._clock,
@@ -83,14 +99,13 @@ class S3Receiver:
 
     def _accept(
         self,
-        object_id: ObjectId,
-        byte_range: ByteRange,
+        signed: SignedRead,
         head: ReplyHead,
         buffer: memoryview,
         connection: HttpConnection,
     ) -> None:
         try:
-            check_range_reply(object_id, byte_range, head)
+            check_range_reply(signed.object_id, signed.byte_range, head)
         except SourceError as error:
             # The body is not wanted, and may be the whole object.
             connection.close()
