@@ -206,6 +206,27 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("report", "path", None, "Append the report of each load to this file, as JSON lines."),
     Option(
+        "oci_mirrors",
+        "registries",
+        None,
+        "Asked before a registry, in this order: registry=mirror, comma-separated; a mirror is a "
+        "host, with a port and a path if need be. What it does not have or refuses comes from the "
+        "registry.",
+    ),
+    Option(
+        "oci_plain_http",
+        "registries",
+        None,
+        "Registries and mirrors that are spoken to without TLS, comma-separated hosts with their "
+        "ports. Credentials then travel in the open.",
+    ),
+    Option(
+        "oci_platform",
+        "text",
+        None,
+        "Which manifest of an index is read: os/architecture[/variant]. Default: this machine's.",
+    ),
+    Option(
         "progress",
         "choice",
         "auto",
@@ -253,6 +274,9 @@ class Settings:
     compile_cache_deadline_s: float = _BY_NAME["compile_cache_deadline_s"].default
     compile_cache_force: bool = _BY_NAME["compile_cache_force"].default
     report: Path | None = _BY_NAME["report"].default
+    oci_mirrors: tuple[str, ...] | None = _BY_NAME["oci_mirrors"].default
+    oci_plain_http: tuple[str, ...] | None = _BY_NAME["oci_plain_http"].default
+    oci_platform: str | None = _BY_NAME["oci_platform"].default
     progress: str = _BY_NAME["progress"].default
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ class Option:
     Attributes:
         name: field of `Settings`; the variable is ``FASTLOAD_`` + upper case.
         unit: ``bytes``, ``bytes/s``, ``s``, ``count``, ``path``, ``flag``, ``choice``,
-            ``patterns`` or ``places``.
+            ``patterns``, ``places``, ``registries`` or ``text``.
         default: the parsed default; None means "chosen by fastload".
         meaning: one or two sentences for the reference page.
         minimum, maximum: smallest and largest value allowed for numbers.
@@ -110,6 +110,8 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "choice": str,
     "patterns": tuple,
     "places": tuple,
+    "registries": tuple,
+    "text": str,
 }
 _EXPECTED = {
     "bytes": "a size such as 16MiB",
@@ -121,6 +123,8 @@ _EXPECTED = {
     "choice": "one of the choices",
     "patterns": "comma-separated globs",
     "places": "comma-separated directories or s3:// prefixes",
+    "registries": "comma-separated registries",
+    "text": "a text",
 }
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True}
 _FLAGS |= {"0": False, "false": False, "no": False, "off": False}
@@ -152,6 +156,8 @@ def _convert(option: Option, value: Any) -> Any:
         return value if isinstance(value, bool) else _flag(value)
     if option.unit == "choice":
         return value
+    if option.unit == "text":
+        return value.strip() if isinstance(value, str) else value
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, list | tuple) or not all(isinstance(part, str) for part in value):

@@ -227,6 +227,7 @@ def test_the_environment_is_read_and_never_written(monkeypatch: pytest.MonkeyPat
 
 def test_every_option_is_fully_described() -> None:
     units = {"bytes", "bytes/s", "s", "count", "path", "flag", "choice", "patterns", "places"}
+    units |= {"registries", "text"}
     for option in OPTIONS:
         assert option.unit in units
         assert option.meaning.endswith(".")
