@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from fastload_common.config_pull import PULL_OPTIONS
 from fastload_common.config_values import ENV_PREFIX, Option, check_value, parse_value
 from fastload_common.errors import ConfigError
 from fastload_common.units import GIB, KIB, MIB, TIB
@@ -27,6 +28,7 @@ __all__ = [
     "Settings",
     "environment",
     "load_settings",
+    "provide_variables",
 ]
 
 # Larger ones are slips of the pen; the system's calls for memory and waits refuse them untyped.
@@ -204,7 +206,6 @@ OPTIONS: tuple[Option, ...] = (
         "Use a directory in compile_cache that other users can write although entries are not "
         "signed: whoever writes there runs code in the engine.",
     ),
-    Option("report", "path", None, "Append the report of each load to this file, as JSON lines."),
     Option(
         "oci_mirrors",
         "registries",
@@ -226,6 +227,7 @@ OPTIONS: tuple[Option, ...] = (
         None,
         "Which manifest of an index is read: os/architecture[/variant]. Default: this machine's.",
     ),
+    Option("report", "path", None, "Append the report of each load to this file, as JSON lines."),
     Option(
         "progress",
         "choice",
@@ -233,6 +235,7 @@ OPTIONS: tuple[Option, ...] = (
         "Progress display: bar on a terminal, line every 10 s elsewhere (auto), or one of them.",
         choices=("auto", "bar", "lines", "off"),
     ),
+    *PULL_OPTIONS,
 )
 
 # Kubernetes tells every pod of the Services around it: one that is called fastload, or
@@ -273,11 +276,22 @@ class Settings:
     compile_cache_max_bytes: int = _BY_NAME["compile_cache_max_bytes"].default
     compile_cache_deadline_s: float = _BY_NAME["compile_cache_deadline_s"].default
     compile_cache_force: bool = _BY_NAME["compile_cache_force"].default
-    report: Path | None = _BY_NAME["report"].default
     oci_mirrors: tuple[str, ...] | None = _BY_NAME["oci_mirrors"].default
     oci_plain_http: tuple[str, ...] | None = _BY_NAME["oci_plain_http"].default
     oci_platform: str | None = _BY_NAME["oci_platform"].default
+    report: Path | None = _BY_NAME["report"].default
     progress: str = _BY_NAME["progress"].default
+    max_concurrent_downloads: int | None = _BY_NAME["max_concurrent_downloads"].default
+    max_concurrent_downloads_per_image: int | None = _BY_NAME[
+        "max_concurrent_downloads_per_image"
+    ].default
+    concurrent_download_chunk_size: int | None = _BY_NAME["concurrent_download_chunk_size"].default
+    max_concurrent_unpacks: int | None = _BY_NAME["max_concurrent_unpacks"].default
+    max_concurrent_unpacks_per_image: int | None = _BY_NAME[
+        "max_concurrent_unpacks_per_image"
+    ].default
+    discard_unpacked_layers: bool = _BY_NAME["discard_unpacked_layers"].default
+    max_unpacked_bytes: int | None = _BY_NAME["max_unpacked_bytes"].default
 
     def __post_init__(self) -> None:
         for option in OPTIONS:
@@ -301,6 +315,11 @@ class Settings:
 def environment() -> Mapping[str, str]:
     """The process's environment, for the few callers that must pass it on (read only)."""
     return os.environ
+
+
+def provide_variables(values: Mapping[str, str]) -> None:
+    """Set variables that children and libraries of this process read; what was set is replaced."""
+    os.environ.update(values)
 
 
 def load_settings(

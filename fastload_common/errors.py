@@ -25,6 +25,9 @@
     │   ├── BundleInvalidError      damaged, or not what a bundle may be
     │   ├── BundleUntrustedError    not signed with the operator's key
     │   └── StoreUnsafeError        other users can write where entries are kept
+    ├── PullError                   what `fastload pull` fetches, or where it puts it
+    │   ├── ArchiveInvalidError     a layer is no sound archive: damaged, cut off, contradicts itself
+    │   └── ArchiveUnsafeError      a layer asks for what an archive may not do
     ├── StagingError                host memory
     │   └── OutOfBudgetError        the budget cannot hold what must be held at once
     └── DeadlineError               the load as a whole took longer than allowed
@@ -40,6 +43,8 @@ from typing import Any, ClassVar
 
 __all__ = [
     "AccessDeniedError",
+    "ArchiveInvalidError",
+    "ArchiveUnsafeError",
     "BundleInvalidError",
     "BundleUntrustedError",
     "CheckpointError",
@@ -57,6 +62,7 @@ __all__ = [
     "ObjectMissingError",
     "OutOfBudgetError",
     "PeerError",
+    "PullError",
     "RangeMismatchError",
     "ShardMissingError",
     "ShardTruncatedError",
@@ -220,6 +226,18 @@ class BundleUntrustedError(CompileCacheError):
 
 class StoreUnsafeError(CompileCacheError):
     """Other users can write where entries are kept, and so could run code in the engine."""
+
+
+class PullError(FastloadError):
+    """What is pulled cannot be put where it should be; nothing has appeared there."""
+
+
+class ArchiveInvalidError(PullError):
+    """A layer is no sound archive: damaged, cut off, too long, or it contradicts itself."""
+
+
+class ArchiveUnsafeError(PullError):
+    """A layer asks for what an archive may not do: leave its place, make devices, fill the disk."""
 
 
 class StagingError(FastloadError):
