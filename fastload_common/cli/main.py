@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from fastload_common import __version__
+from fastload_common.cli.advise import advise
 from fastload_common.cli.bench import bench
 from fastload_common.cli.cache import app as cache
 from fastload_common.cli.doctor import doctor
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command()(inspect)
 app.command()(plan)
 app.command()(bench)
+app.command()(advise)
 app.command()(doctor)
 app.command()(config)
 app.add_typer(cache, name="cache")

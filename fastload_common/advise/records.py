@@ -1,0 +1,44 @@
+"""What an advice is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Note", "Phase", "Setting", "Value"]
+
+Value = str | int | bool
+
+Note = str
+"""One sentence on what the numbers do not say, or what is unusual."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting and why it has that value.
+
+    Attributes:
+        name: as the program that reads it spells it: a variable, a flag, a key of a file.
+        value: what to set; None: leave it unset, the reason says what happens then.
+        why: one sentence.
+    """
+
+    name: str
+    value: Value | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """How long one part of a start should take.
+
+    Attributes:
+        name: what happens.
+        seconds: expected; not a promise.
+        formula: how that was reckoned, with its numbers.
+        bound: what would have to be faster.
+    """
+
+    name: str
+    seconds: float
+    formula: str
+    bound: str
