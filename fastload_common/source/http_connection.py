@@ -55,7 +55,7 @@ _SMALL_BYTES = 4 * 1024  # unless they trickle
 
 
 class HttpConnection:
-    """A connection for GET requests, owned by one thread; only `abort` is for others.
+    """A connection for requests, owned by one thread; only `abort` is for others.
 
     Args:
         endpoint: fixed for the life of this object.
@@ -99,15 +99,15 @@ class HttpConnection:
     def endpoint(self) -> Endpoint:
         return self._endpoint
 
-    def get(self, target: str, headers: Mapping[str, str]) -> ReplyHead:
-        """Send a GET and read the reply's head; the body must be read next, or `close` called.
+    def get(self, target: str, headers: Mapping[str, str], form: bytes = b"") -> ReplyHead:
+        """Send a GET (with a form a POST), read the head; the body is next, or `close` called.
 
         If a kept connection turns out to have been closed by the server before any byte of the
         reply, the request is sent once more on a new one.
         """
         if self._endpoint.proxy is not None and not self._endpoint.tls:
             target = f"{self._endpoint}{target}"
-        request = serialize_request("GET", target, headers)
+        request = serialize_request("POST" if form else "GET", target, headers) + form
         self._progress = Progress()
         with self._mapped():
             if self._reusable and self._is_idle():

@@ -10,7 +10,15 @@ from typing import Any
 
 from fastload_common.errors import ChecksumMismatchError, ConfigError, SourceError
 
-__all__ = ["OciReference", "check_digest", "digest_of", "hasher", "is_oci_uri", "parse_reference"]
+__all__ = [
+    "OciReference",
+    "check_digest",
+    "digest_of",
+    "hasher",
+    "is_digest",
+    "is_oci_uri",
+    "parse_reference",
+]
 
 SCHEME = "oci://"
 _HINT = "write oci://registry/repository:tag, or oci://registry/repository@sha256:..."
@@ -114,6 +122,11 @@ def _folder(text: str, uri: str) -> str:
     if folder and any(part in ("", ".", "..") for part in folder.split("/")):
         raise ConfigError(f"no folder can be named {folder!r}, in {uri}", hint=_HINT)
     return folder
+
+
+def is_digest(text: str) -> bool:
+    """Whether this is a digest that can be checked."""
+    return _DIGEST.fullmatch(text) is not None
 
 
 def hasher(digest: str) -> Any:

@@ -33,6 +33,12 @@ class PrivateAuthority:
 
     def server_context(self, *names: str) -> ssl.SSLContext:
         """A server's context with a certificate for these DNS names (wildcards too) and IPs."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.server_file(*names))
+        return context
+
+    def server_file(self, *names: str) -> Path:
+        """The same as a file: the private key, then the certificate."""
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -46,9 +52,7 @@ class PrivateAuthority:
         )
         file.touch(mode=0o600)
         file.write_bytes(private + _pem(certificate))
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(file)
-        return context
+        return file
 
     def _sign(self, name: str, key: Any, issuer: Any, names: Sequence[str]) -> Any:
         from cryptography import x509
