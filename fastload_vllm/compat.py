@@ -15,6 +15,8 @@ from fastload_common.engine.names import Engine, missing
 from fastload_common.engine.names import Name as EngineName
 
 __all__ = [
+    "COMPILE_NAMES",
+    "COMPILE_START_NAMES",
     "CONFIG_NAMES",
     "ENGINE",
     "FIELDS",
@@ -167,6 +169,56 @@ INIT_PARALLEL = Name(
     ("tensor_model_parallel_size", "pipeline_model_parallel_size", "backend"),
 )
 
+_EXECUTOR = "vllm.v1.executor.abstract"
+
+MAKE_EXECUTOR = Name(
+    _EXECUTOR, "Executor.__init__", "patched: compiled artefacts are restored", ("vllm_config",)
+)
+WARM_UP = Name(
+    _EXECUTOR,
+    "Executor.compile_or_warm_up_model",
+    "patched: compiled artefacts are published",
+    (),
+)
+COLLECTIVE_RPC = Name(_EXECUTOR, "Executor.collective_rpc", "counters of every rank", ("method",))
+HASH_FACTORS = Name(
+    "vllm.config.utils",
+    "get_hash_factors",
+    "patched: the model's content in the engine's compile key",
+    ("config", "ignored_factors"),
+)
+COMPILE_VARIABLES = Name(
+    "vllm.envs", "compile_factors", "patched: no addresses in the engine's compile key", ()
+)
+CURRENT_PLATFORM = Name("vllm.platforms", "current_platform", "which device artefacts are for")
+MODELS_PACKAGE = "vllm.model_executor.models"
+MODELS = Name(f"{MODELS_PACKAGE}.registry", "_VLLM_MODELS", "which file defines a model")
+COUNTER = Name("vllm.compilation.counter", "compilation_counter", "what was compiled")
+COUNTERS = (
+    "num_backend_compilations",
+    "num_inductor_compiles",
+    "num_compiled_artifacts_saved",
+    "num_compiled_artifacts_loaded",
+    "num_aot_compiles",
+    "num_aot_artifacts_saved",
+    "num_aot_artifacts_loaded",
+    "stock_torch_compile_count",
+    "num_cudagraph_captured",
+)
+
+COMPILE_NAMES: tuple[EngineName, ...] = (HASH_FACTORS, COMPILE_VARIABLES)
+"""What the compile cache needs in every process; probed where it is switched on."""
+
+COMPILE_START_NAMES: tuple[EngineName, ...] = (
+    MAKE_EXECUTOR,
+    WARM_UP,
+    COLLECTIVE_RPC,
+    CURRENT_PLATFORM,
+    MODELS,
+    COUNTER,
+)
+"""What it needs where workers are started; an error there is a warning."""
+
 CONFIG_NAMES: tuple[EngineName, ...] = (
     MODEL_CONFIG,
     PULL_METADATA,
@@ -216,7 +268,9 @@ PLANNING_NAMES: tuple[EngineName, ...] = (
 )
 """What ``fastload plan`` needs; probed by it alone."""
 
-NAMES: tuple[EngineName, ...] = CONFIG_NAMES + LOADER_NAMES + PLANNING_NAMES
+NAMES: tuple[EngineName, ...] = (
+    CONFIG_NAMES + LOADER_NAMES + PLANNING_NAMES + COMPILE_NAMES + COMPILE_START_NAMES
+)
 """Functions, methods and classes."""
 
 FIELDS: tuple[EngineName, ...] = tuple(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import queue
 import threading
 from collections.abc import Callable
+from multiprocessing.util import Finalize
 from typing import TypeVar
 
 from fastload_common.clock import Clock
@@ -18,6 +18,8 @@ __all__ = ["Background", "within"]
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_AT_EXIT = 10
 
 
 def within(clock: Clock, limit_s: float, asked: str, task: Callable[[], T]) -> T:
@@ -62,7 +64,7 @@ class Background:
     def __init__(self, clock: Clock, limit_s: float) -> None:
         self._clock = clock
         self._limit_s = limit_s
-        self._is_registered = False
+        self._at_exit: Finalize | None = None
         self._start_anew()
 
     def _start_anew(self) -> None:
@@ -77,6 +79,7 @@ class Background:
     def _renew_after_fork(self) -> None:
         # The parent's thread and its jobs are the parent's.
         if self._pid != os.getpid():
+            self._at_exit = None
             self._start_anew()
 
     def submit(self, name: str, job: Callable[[], None]) -> None:
@@ -95,9 +98,9 @@ class Background:
                     target=self._run, name="fastload-compile-cache", daemon=True
                 )
                 self._thread.start()
-            if not self._is_registered:
-                self._is_registered = True
-                atexit.register(self.finish)
+            if self._at_exit is None:
+                # A process that multiprocessing started runs these, and not what atexit knows.
+                self._at_exit = Finalize(None, self.finish, exitpriority=_AT_EXIT)
 
     def finish(self, limit_s: float | None = None) -> bool:
         """Wait until there is nothing left to do, or the limit; True if there is nothing."""
@@ -113,7 +116,9 @@ class Background:
     def close(self, limit_s: float | None = None) -> bool:
         """`finish`, and nothing more at the end of the process."""
         done = self.finish(limit_s)
-        atexit.unregister(self.finish)
+        if self._at_exit is not None:
+            self._at_exit.cancel()
+            self._at_exit = None
         return done
 
     def _run(self) -> None:

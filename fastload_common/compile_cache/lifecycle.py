@@ -12,7 +12,7 @@ import logging
 import re
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -182,6 +182,14 @@ class CompileCache:
             "publishing to the compile cache",
             lambda: self._publish(outcome, fixed, how, replace=replace),
         )
+
+    def then(self, name: str, job: Callable[[], None]) -> None:
+        """Do something in the background, after what is to be done there.
+
+        Args:
+            name: a noun for the message if it fails.
+        """
+        self._background.submit(name, job)
 
     def finish(self, limit_s: float | None = None) -> bool:
         """Wait for what runs in the background, at most the deadline; True if all is done."""

@@ -23,7 +23,7 @@ from fastload_common.clock import Clock, SystemClock
 from fastload_common.errors import FastloadError
 from fastload_common.units import GIB, format_size
 
-__all__ = ["PHASES", "SCHEMA", "SCHEMA_VERSION", "LoadReport"]
+__all__ = ["PHASES", "SCHEMA", "SCHEMA_VERSION", "LoadReport", "append_line"]
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +117,16 @@ SCHEMA: dict[str, tuple[str, str]] = {
         "`node_over_read_bytes` (read over gaps) and `node_shared_bytes` (in requests for more "
         "than one rank). Empty where one rank loads by itself.",
     ),
+    "devices": (
+        "object",
+        "For each device that was placed on beside the fetch: `pinned_bytes` of staging memory "
+        "that is page-locked, `pinned_of_others_bytes` (other ranks' memory), `pin_s` (seconds "
+        "that took, beside other work), and bytes by their way: `run_bytes`, `row_bytes`, "
+        "`packed_bytes` (many small tensors in one copy; `packed_pieces` of them) and "
+        "`spread_bytes` (put in place on the device); `ring_bytes` of them were copied on the "
+        "host first, and `pageable_bytes` came from memory that is not page-locked. Numbers that "
+        "are 0 are left out. Empty for the host.",
+    ),
     "peak_staging_bytes": ("integer", "Most staging memory held at once by this process."),
     "settings": ("object", "Settings that are not at their default."),
 }
@@ -179,6 +189,7 @@ class LoadReport:
     transfers: int = 0
     verified: Mapping[str, Any] = field(default_factory=dict)
     node: Mapping[str, Any] = field(default_factory=dict)
+    devices: Mapping[str, Any] = field(default_factory=dict)
     peak_staging_bytes: int = 0
 
     status: str = field(default="running", init=False)
@@ -321,6 +332,7 @@ class LoadReport:
             "verified": dict(self.verified),
             "merge_gap": dict(self.merge_gap),
             "node": dict(self.node),
+            "devices": dict(self.devices),
             "settings": {name: _plain(value) for name, value in self.settings.items()},
         }
         return {name: own[name] if name in own else getattr(self, name) for name in SCHEMA}
@@ -332,32 +344,45 @@ class LoadReport:
     def append_to(self, path: Path) -> None:
         """Append the JSON line to a file that other ranks append to as well.
 
-        One write to a descriptor opened for appending, so that lines of several processes do
-        not mix. A failure is one warning: a report never ends a load.
+        A failure is one warning: a report never ends a load.
         """
         try:
-            line = (self.to_json() + "\n").encode()
-            # O_NONBLOCK: a pipe without a reader must fail here, not block the load.
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
-            descriptor = os.open(path, flags, 0o644)
-            try:
-                written_bytes = os.write(descriptor, line)
-            finally:
-                os.close(descriptor)
-            if written_bytes != len(line):
-                logger.warning(
-                    "fastload: the report in %s is cut: %d of %d bytes written",
-                    path,
-                    written_bytes,
-                    len(line),
-                )
-        except (OSError, ValueError) as error:
+            line = self.to_json()
+        except ValueError as error:
             logger.warning("fastload: the report could not be written to %s: %s", path, error)
+            return
+        append_line(path, line)
 
     @staticmethod
     def _check(name: str) -> None:
         if name not in PHASES:
             raise ValueError(f"unknown phase {name!r}; phases are {', '.join(PHASES)}")
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a file that other processes append to as well.
+
+    One write to a descriptor opened for appending, so that lines of several processes do
+    not mix. A failure is one warning.
+    """
+    try:
+        data = (line + "\n").encode()
+        # O_NONBLOCK: a pipe without a reader must fail here, not block the load.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+        descriptor = os.open(path, flags, 0o644)
+        try:
+            written_bytes = os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+        if written_bytes != len(data):
+            logger.warning(
+                "fastload: the report in %s is cut: %d of %d bytes written",
+                path,
+                written_bytes,
+                len(data),
+            )
+    except (OSError, ValueError) as error:
+        logger.warning("fastload: the report could not be written to %s: %s", path, error)
 
 
 def _gib(size_bytes: float) -> str:

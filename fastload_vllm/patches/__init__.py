@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from fastload_common.engine.patch import Patch
 from fastload_vllm.patches import (
+    compile_cache,
+    compile_key,
     draft_load_format,
     model_load_format,
     object_store_format_check,
     object_store_metadata,
 )
 
-__all__ = ["PATCHES"]
+__all__ = ["COMPILE_KEY_PATCHES", "COMPILE_PATCHES", "PATCHES"]
 
 PATCHES: tuple[Patch, ...] = (
     model_load_format.PATCH,
@@ -22,3 +24,9 @@ PATCHES: tuple[Patch, ...] = (
     object_store_metadata.PATCH,
     object_store_format_check.PATCH,
 )
+
+COMPILE_KEY_PATCHES: tuple[Patch, ...] = compile_key.PATCHES
+"""Applied in every process where a compile cache is switched on, with any load format."""
+
+COMPILE_PATCHES: tuple[Patch, ...] = compile_cache.PATCHES
+"""The same, where workers are started."""
