@@ -26,10 +26,11 @@
     │   ├── BundleUntrustedError    not signed with the operator's key
     │   └── StoreUnsafeError        other users can write where entries are kept
     ├── PullError                   what `fastload pull` fetches, or where it puts it
-    │   ├── ArchiveInvalidError     a layer is no sound archive: damaged, cut off, contradicts itself
+    │   ├── ArchiveInvalidError     a layer is no sound archive: damaged, cut off, at odds with itself
     │   └── ArchiveUnsafeError      a layer asks for what an archive may not do
-    ├── StagingError                host memory
-    │   └── OutOfBudgetError        the budget cannot hold what must be held at once
+    ├── StagingError                host memory, and the way from it into the model's
+    │   ├── OutOfBudgetError        the budget cannot hold what must be held at once
+    │   └── DeviceCopyError         a copy to a GPU or another device failed
     └── DeadlineError               the load as a whole took longer than allowed
 
 Knows nothing but the standard library. A message says what was asked, what came and
@@ -52,6 +53,7 @@ __all__ = [
     "CompileCacheError",
     "ConfigError",
     "DeadlineError",
+    "DeviceCopyError",
     "EngineUnsupportedError",
     "FactorsInvalidError",
     "FastloadError",
@@ -241,11 +243,15 @@ class ArchiveUnsafeError(PullError):
 
 
 class StagingError(FastloadError):
-    """Host memory for staging could not be had."""
+    """Host memory for staging could not be had, or not be copied from."""
 
 
 class OutOfBudgetError(StagingError):
     """The memory budget cannot hold what must be held at once."""
+
+
+class DeviceCopyError(StagingError):
+    """A copy to the device failed; the model is not whole, and the device may be of no use now."""
 
 
 class DeadlineError(FastloadError):

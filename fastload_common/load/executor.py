@@ -19,6 +19,7 @@ from fastload_common.load.report import LoadReport
 from fastload_common.plan.planner import ALIGNMENT_BYTES, plan_for, plan_reads
 from fastload_common.plan.records import Chunk, Plan, TensorRead
 from fastload_common.staging.placement import ChunkBytes, Placement
+from fastload_common.staging.placer import Placer
 from fastload_common.trace.evaluate import calls_of, leaves, value_of
 from fastload_common.trace.lazy_tensor import LazyTensor
 from fastload_common.trace.nodes import Call, ExprNode, FileNode
@@ -154,6 +155,7 @@ class Executor:
         report: counters and phases.
         exchange: what the whole load is divided with; None: this rank fetches all it needs.
         advance: told how many needed bytes were placed, for the progress display.
+        placer: brings chunks to their targets; None: by plain copies.
     """
 
     def __init__(
@@ -165,6 +167,7 @@ class Executor:
         report: LoadReport,
         exchange: NodeExchange | None = None,
         advance: Callable[[int], None] = lambda size_bytes: None,
+        placer: Placer | None = None,
     ) -> None:
         self._fetch = fetch
         self._chunk_bytes = chunk_bytes - chunk_bytes % ALIGNMENT_BYTES
@@ -172,7 +175,24 @@ class Executor:
         self._report = report
         self._exchange = exchange
         self.advance = advance
+        self._placer = placer or Placer()
         self._timed = False
+
+    def expect(self, model: torch.nn.Module | None) -> None:
+        """A load into this model follows: prepare its devices beside the trace."""
+        if model is not None:
+            devices = {parameter.device for parameter in model.parameters()}
+            self._placer.expect(devices, self._report.model_bytes)
+
+    def finish(self) -> None:
+        """Wait for the engine's own work on what was loaded."""
+        self._placer.synchronize()
+
+    def close(self) -> None:
+        """Give back what placing holds; its numbers go into the report."""
+        self._placer.close()
+        self._report.peak_staging_bytes = self._placer.peak_staging_bytes
+        self._report.devices = self._placer.facts
 
     def run(self, transfers: Iterable[Transfer]) -> None:
         """Do transfers that the trace needs now; counted as settled reads."""
@@ -287,7 +307,7 @@ class Executor:
                     if not count:
                         self._count_down(waiting)
             index = {id(chunk): k for k, chunk in enumerate(plan.chunks)}
-            with ended(filling):
+            with ended(filling), self._placer.run(lambda: self._phase("place")):
                 for filled in filling:
                     with self._phase("place"):
                         try:
@@ -296,7 +316,7 @@ class Executor:
                             self._place(data, readers, owners, missing)
                             del data
                         finally:
-                            filled.release()
+                            self._placer.let_go(filled.release)
                     if alone:
                         self._report.fetched_bytes += filled.chunk.byte_range.size_bytes
                     self.advance(filled.chunk.byte_range.size_bytes)
@@ -310,7 +330,7 @@ class Executor:
     ) -> None:
         for reader in readers:
             placement, waiting = owners[reader]
-            placement.take(data)
+            self._placer.take(placement, data)
             missing[reader] -= 1
             if not missing[reader]:
                 self._count_down(waiting)

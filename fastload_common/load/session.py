@@ -40,6 +40,7 @@ from fastload_common.source.composite import CompositeSource
 from fastload_common.source.registry import open_source
 from fastload_common.source.uri import is_file_uri
 from fastload_common.staging.arena import Arena
+from fastload_common.staging.placer import Placer
 from fastload_common.trace.misfit import MISFIT_HINT, GeometryError, entry_fields
 from fastload_common.trace.recorder import Recorder
 from fastload_common.transfer.fetcher import Fetcher
@@ -150,6 +151,7 @@ class LoadSession:
             eager_reason = "FASTLOAD_TRACE=eager"
         if eager_reason is not None:
             return self._load_eagerly(consume, eager_reason)
+        self._executor.expect(model)
         recorder = Recorder(self._executor)
         self._stack.callback(recorder.close)
         try:
@@ -210,7 +212,6 @@ class LoadSession:
         self._batch_bytes = sizes.slots * sizes.chunk_bytes // 2
         arena = Arena(sizes.chunk_bytes, sizes.slots)
         self._stack.callback(arena.close)
-        self._arena = arena
         fetcher = Fetcher(
             opened[0] if len(opened) == 1 else CompositeSource(opened),
             arena,
@@ -231,7 +232,9 @@ class LoadSession:
             merge_gap_bytes=gap_bytes,
             report=report,
             exchange=self._exchange,
+            placer=Placer(arena, self._clock),
         )
+        self._stack.callback(self._executor.close)
         logger.info("fastload: rank %d: %s, set: %s", report.rank, sizes, report.settings)
 
     def _find(self, weights: WeightSource) -> ObjectSource:
@@ -307,8 +310,7 @@ class LoadSession:
         for node in recorder.leaked():
             logger.warning("%r is kept by the model outside its modules: read whole", node)
             recorder.materialize(node)
-        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize()
+        self._executor.finish()
 
     def _untraceable(self, error: Exception, recorder: Recorder) -> str:
         """Decide whether reading eagerly can help; raises the error, explained, if not."""
@@ -391,8 +393,6 @@ class LoadSession:
                 self._exchange.end(error)
         if self._exchange is not None:
             report.take_exchange(self._exchange.fetched_bytes, self._exchange.facts())
-        if hasattr(self, "_arena"):
-            report.peak_staging_bytes = self._arena.peak_leased_bytes
         report.finish(error)
         if error is None:
             logger.info("%s", report.summary_line())

@@ -154,6 +154,29 @@ class Arena:
             slot = self._hand_out(size_bytes)
         return self._reserved(slot)
 
+    @property
+    def stride_bytes(self) -> int:
+        """From the start of one slot to the start of the next: whole pages."""
+        return self._stride_bytes
+
+    def owns(self, memory: object) -> bool:
+        """Whether an object that a view is of is this arena's map."""
+        return memory is self._map
+
+    def reserve(self, index: int) -> memoryview:
+        """Reserve all pages of a slot, leased or not, so that they can be page-locked.
+
+        Returns:
+            Those pages. They may be used by whoever leases the slot.
+
+        Raises:
+            OutOfBudgetError: the memory behind the slot cannot be had.
+            ValueError: this arena is closed.
+        """
+        self._reserve(index, self._stride_bytes)
+        start = index * self._stride_bytes
+        return self._view[start : start + self._stride_bytes]
+
     def populate(self, position_bytes: int, size_bytes: int) -> None:
         """Map the pages of a leased slot into this process, so that writing does not fault.
 

@@ -9,19 +9,20 @@ Three ways, chosen once per read:
 - *raw*: the view is neither of both (expanded, overlapping, unaligned and cast): its whole
   extent is gathered first, then copied.
 
-Knows torch and views, not names of tensors, URIs or requests. Host targets are written by
-memory copies, others (GPU) by torch's own copies from pageable memory.
+Knows torch and views, not names of tensors, URIs or requests. `Placement.take` writes by torch's
+own copies; a backend for a device takes the pieces instead, and copies them in its own way.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
 from fastload_common.plan.geometry import Box, View, nested, ordered
-from fastload_common.plan.pieces import pieces
+from fastload_common.plan.pieces import Piece, pieces
 from fastload_common.plan.records import TensorRead
 
 __all__ = ["ChunkBytes", "Placement"]
@@ -35,10 +36,10 @@ class ChunkBytes:
         start: where the chunk begins in its object.
     """
 
-    __slots__ = ("_data", "_raw", "_typed", "end", "start")
+    __slots__ = ("_raw", "_typed", "data", "end", "start")
 
     def __init__(self, data: memoryview, start: int) -> None:
-        self._data = data  # holds the memory that the tensors show
+        self.data = data  # holds the memory that the tensors show
         self._raw = torch.frombuffer(_buffer(data), dtype=torch.uint8)
         self._typed: dict[torch.dtype, torch.Tensor] = {torch.uint8: self._raw}
         self.start = start
@@ -84,28 +85,48 @@ class Placement:
 
     def take(self, chunk: ChunkBytes) -> None:
         """Copy what a chunk holds of this read. Each chunk of the read must come once."""
-        if self._at is None and self._raw is None:
-            self._prepare()
-        if self._raw is not None:
+        destination = self.target()
+        if destination is None:
+            assert self._raw is not None
             self._gather(self._raw, chunk)
             return
+        source = chunk.typed(self._unit)
+        for piece in self.cut(chunk):
+            destination.as_strided(piece.sizes, piece.dst_strides, piece.dst_offset).copy_(
+                source.as_strided(piece.sizes, piece.src_strides, piece.src_offset)
+            )
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the destination is; None: on the host, and made here."""
+        return None if self._destination is None else self._destination.device
+
+    @property
+    def unit(self) -> torch.dtype:
+        """Of the elements that `cut` counts in, on the source side; only after `target`."""
+        return self._unit
+
+    def target(self) -> torch.Tensor | None:
+        """What the pieces of `cut` go into; None: the read is gathered first, by `take`."""
+        if self._at is None and self._raw is None:
+            self._prepare()
+        return self._at
+
+    def cut(self, chunk: ChunkBytes) -> Iterator[Piece]:
+        """What a chunk holds of this read; only where there is a `target`.
+
+        Yields:
+            Pieces whose source offset counts from the chunk's first byte, in units, and whose
+            destination offset counts from the start of the target's storage.
+        """
         assert self._box is not None
         assert self._at is not None
-        destination, unit, read = self._at, self._unit.itemsize, self.read
-        source = chunk.typed(self._unit)
-        # Where element 0 of the tensor lies in the chunk; may lie before it.
-        origin = (read.data_start - chunk.start) // unit
-        first = read.view.offset * (read.itemsize_bytes // unit)
-        for piece in pieces(
-            self._box,
-            first,
-            int(destination.storage_offset()),
-            -origin,
-            (chunk.end - chunk.start) // unit - origin,
-        ):
-            destination.as_strided(piece.sizes, piece.dst_strides, piece.dst_offset).copy_(
-                source.as_strided(piece.sizes, piece.src_strides, origin + piece.src_offset)
-            )
+        unit, read = self._unit.itemsize, self.read
+        # Where the read begins in the chunk; may lie before it.
+        first = (read.data_start - chunk.start) // unit
+        first += read.view.offset * (read.itemsize_bytes // unit)
+        end = (chunk.end - chunk.start) // unit
+        return pieces(self._box, first, int(self._at.storage_offset()), 0, end)
 
     def finish(self) -> torch.Tensor:
         """After the last chunk: the destination, complete."""
@@ -113,16 +134,16 @@ class Placement:
         sizes, strides, _ = read.view
         if self._raw is not None:
             value = self._raw.view(self._dtype).as_strided(sizes, strides, 0)
-            target = value if self._own else self._target().copy_(value)
+            target = value if self._own else self._made().copy_(value)
         else:
-            target = self._target()
+            target = self._made()
             if self._own:
                 target = target.as_strided(sizes, strides, 0)
         # Private memory is the caller's now.
         self._raw = self._at = self._destination = None
         return target
 
-    def _target(self) -> torch.Tensor:
+    def _made(self) -> torch.Tensor:
         if self._destination is None:
             # The strides of the view itself: sums depend on the order in which memory lies.
             view = self._view
@@ -138,12 +159,10 @@ class Placement:
         box = ordered(view.sizes, view.strides, strides)
         if nested(box.sizes, box.src_strides):
             if read.data_start % itemsize == 0:
-                self._at, self._box = self._target(), box
+                self._at, self._box = self._made(), box
                 return
-            if destination is None or (
-                destination.dtype == self._dtype and destination.device.type == "cpu"
-            ):
-                self._at, self._unit = _as_bytes(self._target()), torch.uint8
+            if destination is None or destination.dtype == self._dtype:
+                self._at, self._unit = _as_bytes(self._made()), torch.uint8
                 self._box = ordered(
                     (*view.sizes, itemsize),
                     (*(s * itemsize for s in view.strides), 1),
