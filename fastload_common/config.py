@@ -161,6 +161,22 @@ OPTIONS: tuple[Option, ...] = (
         maximum=1024 * TIB,
     ),
     Option(
+        "node_cache",
+        "path",
+        None,
+        "Directory on a disk of this node where fetched weights are kept for the next load. Unset: "
+        "off.",
+    ),
+    Option(
+        "node_cache_max_bytes",
+        "bytes",
+        None,
+        "Bound of node_cache; the least recently used objects go first. Default: what the disk "
+        "has, but for 15 % that stay free.",
+        minimum=1 * MIB,
+        maximum=1024 * TIB,
+    ),
+    Option(
         "ignore_patterns",
         "patterns",
         ("original/**", "metal/**", ".git/**", ".cache/**"),
@@ -171,8 +187,8 @@ OPTIONS: tuple[Option, ...] = (
         "places",
         None,
         "Where compiled artefacts are kept: a directory of this node, s3://bucket/prefix, or both "
-        "with a comma between them; the directory is asked first. Unset: off. Only "
-        "`fastload cache` uses it so far: the engines' hooks are not there yet.",
+        "with a comma between them; the directory is asked first. Unset: off. Read by the engine's "
+        "plugin from the environment, whatever the load format is.",
     ),
     Option(
         "compile_cache_signing_key_file",
@@ -270,6 +286,8 @@ class Settings:
     anonymous: bool = _BY_NAME["anonymous"].default
     cache_dir: Path | None = _BY_NAME["cache_dir"].default
     cache_max_bytes: int = _BY_NAME["cache_max_bytes"].default
+    node_cache: Path | None = _BY_NAME["node_cache"].default
+    node_cache_max_bytes: int | None = _BY_NAME["node_cache_max_bytes"].default
     ignore_patterns: tuple[str, ...] = _BY_NAME["ignore_patterns"].default
     compile_cache: tuple[str, ...] | None = _BY_NAME["compile_cache"].default
     compile_cache_signing_key_file: Path | None = _BY_NAME["compile_cache_signing_key_file"].default

@@ -13,6 +13,7 @@ from pathlib import Path
 from fastload_common import errors
 from fastload_common.compile_cache.factors import FACTORS
 from fastload_common.config import OPTIONS, Option
+from fastload_common.engine.compile_verdict import SCHEMA as COMPILE_SCHEMA
 from fastload_common.errors import FastloadError
 from fastload_common.load.report import SCHEMA, SCHEMA_VERSION
 from fastload_common.units import format_size
@@ -89,6 +90,20 @@ def report_page() -> str:
         "|---|---|---|",
     ]
     lines += [f"| `{name}` | {kind} | {meaning} |" for name, (kind, meaning) in SCHEMA.items()]
+    lines += [
+        "",
+        "## Report of a compile cache",
+        "",
+        "With `FASTLOAD_COMPILE_CACHE` the process that starts the engine's workers appends one line",
+        "more, when all of them are warm and what is to be published is published. It has the field",
+        "`kind`, which the line of a load has not. See [compile cache](compile-cache.md).",
+        "",
+        "| field | type | meaning |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| `{name}` | {kind} | {meaning} |" for name, (kind, meaning) in COMPILE_SCHEMA.items()
+    ]
     return "\n".join(lines) + "\n"
 
 
