@@ -7,9 +7,12 @@ of it is code that is run when it is loaded.
 from __future__ import annotations
 
 from fastload_common.engine.cache_roots import CacheRoot, CompletePoint
-from fastload_sglang.compat import Name
+from fastload_sglang import compat
 
-__all__ = ["BASE", "COMPLETE", "NOT_KEPT", "ROOTS"]
+__all__ = ["BASE", "COMPLETE", "NOT_KEPT", "ROOTS", "TACTICS_VARIABLE"]
+
+TACTICS_VARIABLE = "_FASTLOAD_FLASHINFER_TACTICS"
+"""Directory of FlashInfer's choices; not a setting, and the engine has none for it."""
 
 BASE = CacheRoot(
     name="sglang",
@@ -23,8 +26,7 @@ ROOTS: tuple[CacheRoot, ...] = (
         "inductor",
         ("TORCHINDUCTOR_CACHE_DIR",),
         "{engine}/inductor",
-        note="Set when the engine is imported, unless it was set; set anew for good by a process "
-        "that compiles the prefill in pieces.",
+        note="Set when the engine is imported, unless it was set.",
     ),
     CacheRoot("triton", ("TRITON_CACHE_DIR",), "{engine}/triton", note="As inductor."),
     CacheRoot("cuda-driver", ("CUDA_CACHE_PATH",), "{engine}/nv"),
@@ -38,15 +40,15 @@ ROOTS: tuple[CacheRoot, ...] = (
     ),
     CacheRoot(
         "flashinfer-autotune",
-        ("SGLANG_FLASHINFER_AUTOTUNE_CACHE",),
+        (TACTICS_VARIABLE,),
         "{engine}/flashinfer/autotune",
-        note="One file for each rank.",
+        note="One file for each rank. The variable is ours: a patch looks at it.",
     ),
     CacheRoot(
         "torch-compile",
         (),
         "{engine}/torch_compile_cache",
-        note="Prefill in pieces; holds directories of inductor and triton of its own.",
+        note="Prefill in pieces, which releases since 0.5.22 no longer offer; not moved, not kept.",
     ),
     CacheRoot("deep-gemm", ("SGLANG_DG_CACHE_DIR",), "{engine}/deep_gemm"),
     CacheRoot(
@@ -82,16 +84,14 @@ NOT_KEPT: tuple[CacheRoot, ...] = (
 )
 """What stands below the same directories and must not be given to others."""
 
-_SCHEDULER = "sglang.srt.managers.scheduler"
-
 COMPLETE: tuple[CompletePoint, ...] = (
     CompletePoint(
-        Name(_SCHEDULER, "Scheduler.init_model_worker", "compile caches are complete", ()),
+        compat.CAPTURED,
         "Weights are loaded, graphs captured, kernels tuned. All there is for an engine without "
         "an HTTP server.",
     ),
     CompletePoint(
-        Name(_SCHEDULER, "Scheduler.handle_freeze_gc", "the same, after warm-up", ("recv_req",)),
+        compat.WARM,
         "The server has answered its own warm-up request: functions that are compiled when they "
         "are first called are there too.",
     ),

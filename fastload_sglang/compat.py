@@ -12,7 +12,7 @@ from functools import partial
 from fastload_common.engine.names import Engine
 from fastload_common.engine.names import Name as EngineName
 
-__all__ = ["CONFIG_NAMES", "ENGINE", "FIELDS", "LOADER_NAMES", "NAMES", "Name"]
+__all__ = ["COMPILE_NAMES", "CONFIG_NAMES", "ENGINE", "FIELDS", "LOADER_NAMES", "NAMES", "Name"]
 
 ENGINE = Engine(
     title="SGLang",
@@ -146,6 +146,65 @@ CHOOSE_LOADER = Name(
 )
 LOAD_FORMATS = Name(_CONFIG, "LoadFormat", "the format that the base class is given")
 
+_ENGINE = "sglang.srt.entrypoints.engine"
+_SCHEDULER = "sglang.srt.managers.scheduler"
+
+LAUNCH = Name(
+    _ENGINE,
+    "Engine._launch_scheduler_processes",
+    "patched: all arguments are decided, and no rank has been started",
+    ("server_args", "port_args", "run_scheduler_process_func"),
+)
+SHUTDOWN = Name(_ENGINE, "Engine.shutdown", "patched: an engine without a server ends", ())
+ASK_RANKS = Name(_ENGINE, "Engine.freeze_gc", "how such an engine's ranks are reached", ())
+MODEL_LOADED = Name(
+    "sglang.srt.model_executor.model_runner",
+    "ModelRunner.load_model",
+    "patched: the weights are there, nothing has been compiled",
+    (),
+)
+CAPTURED = Name(
+    _SCHEDULER, "Scheduler.init_model_worker", "patched: graphs are captured, kernels tuned", ()
+)
+WARM = Name(
+    _SCHEDULER,
+    "Scheduler.handle_freeze_gc",
+    "patched: the server has answered its own warm-up request",
+    ("recv_req",),
+)
+TACTICS = Name(
+    "sglang.srt.model_executor.runner.flashinfer_autotune",
+    "flashinfer_autotune_cache_path",
+    "patched: where FlashInfer's choices are kept",
+    ("model_runner",),
+)
+ARGUMENTS = Name(
+    "sglang.srt.arg_groups.arg_utils", "namespace_of", "all arguments, and their groups", ()
+)
+MODEL_CONFIG = Name(
+    "sglang.srt.arg_groups.model_override_base",
+    "model_config_of",
+    "the model's configuration",
+    ("server_args",),
+)
+DEFAULT_CACHES = Name(
+    "sglang.srt.environ",
+    "third_party_cache_defaults",
+    "which directories of compilers nobody has chosen",
+    (),
+)
+
+COMPILE_NAMES: dict[str, tuple[EngineName, ...]] = {
+    _ENGINE: (
+        *(LAUNCH, SHUTDOWN, ASK_RANKS, ARGUMENTS, MODEL_CONFIG, DEFAULT_CACHES, RESOLVING),
+        *(METADATA_PATH, IS_OBJECT_URI),
+    ),
+    MODEL_LOADED.module: (MODEL_LOADED,),
+    _SCHEDULER: (CAPTURED, WARM),
+    TACTICS.module: (TACTICS,),
+}
+"""What the compile cache needs, where one is asked for; without one of them it stays off."""
+
 CONFIG_NAMES: dict[str, tuple[EngineName, ...]] = {
     _CONFIG: (LOAD_CONFIG, VERIFY_FORMAT),
     _PATHS: (MODEL_SOURCES, RESOLVE_FORMAT, DECLARE, RESOLVING, METADATA_PATH, IS_OBJECT_URI),
@@ -179,6 +238,12 @@ NAMES: tuple[EngineName, ...] = (
     FORMAT_CHOICES,
     *dict.fromkeys(name for names in CONFIG_NAMES.values() for name in names),
     *LOADER_NAMES,
+    *dict.fromkeys(
+        name
+        for names in COMPILE_NAMES.values()
+        for name in names
+        if name not in (RESOLVING, METADATA_PATH, IS_OBJECT_URI)
+    ),
 )
 """Functions, methods, classes and values."""
 

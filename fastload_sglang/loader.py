@@ -27,6 +27,7 @@ from fastload_common.engine.options import settings_of
 from fastload_common.errors import ConfigError, EngineUnsupportedError, FastloadError
 from fastload_common.load.session import LoadSession, WeightSource
 from fastload_sglang import compat
+from fastload_sglang.compile_rank import wait_restored
 from fastload_sglang.group import loading_group, rank_place
 from fastload_sglang.post_load import postponed
 
@@ -123,6 +124,7 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # SGLang is not there w
                 _Base.load_weights_only(model, weights.as_asked(given), target_device)
 
             session.load(model, load, eager_reason=_eager_reason(model, weights.model_config))
+        wait_restored()  # what follows may compile
         for call in calls:
             call()
         _Base.postprocess_weights(model, target_device)

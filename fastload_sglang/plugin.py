@@ -6,6 +6,7 @@ import logging
 from functools import partial
 from typing import Any
 
+from fastload_common.config import environment
 from fastload_common.engine.console import (
     join_engine_log,
     leave_out_own_stacks,
@@ -22,6 +23,7 @@ __all__ = ["activate"]
 
 logger = logging.getLogger(__name__)
 
+_COMPILE_CACHE = "FASTLOAD_COMPILE_CACHE"
 _LOGS_OF_ENDS = (
     "sglang.srt.managers.scheduler",
     "sglang.srt.managers.data_parallel_controller",
@@ -36,7 +38,7 @@ def activate() -> None:
         Nothing where this SGLang is unsupported: it serves all else as if fastload were not
         installed, and the error comes when load format fastload is asked for.
     """
-    from fastload_sglang.patches import PATCHES
+    from fastload_sglang.patches import COMPILE_PATCHES, PATCHES
 
     join_engine_log(compat.ENGINE)
     leave_out_own_stacks(compat.ENGINE, map(logging.getLogger, _LOGS_OF_ENDS))
@@ -44,6 +46,9 @@ def activate() -> None:
     when_imported(compat.FORMAT_CHOICES.module, _offer_format)
     for module in dict.fromkeys(patch.target.module for patch in PATCHES):
         when_imported(module, partial(_patch, module))
+    if environment().get(_COMPILE_CACHE):  # what it says is looked at where it is used
+        for module in dict.fromkeys(patch.target.module for patch in COMPILE_PATCHES):
+            when_imported(module, partial(_patch_compile_cache, module))
 
 
 def _offer_format() -> None:
@@ -66,6 +71,19 @@ def _patch(module: str) -> None:
         refuse([patch.target for patch in patches], _asks, faults)
         return
     applied = apply_all(patches)
+    if applied:
+        logger.debug("fastload: patches applied: %s", ", ".join(applied))
+
+
+def _patch_compile_cache(module: str) -> None:
+    """Where names are missing SGLang compiles as without us."""
+    from fastload_sglang.patches import COMPILE_PATCHES
+
+    faults = missing(compat.COMPILE_NAMES[module])
+    if faults:
+        logger.warning("fastload: compile cache: not used: %s", compat.ENGINE.unsupported(faults))
+        return
+    applied = apply_all(patch for patch in COMPILE_PATCHES if patch.target.module == module)
     if applied:
         logger.debug("fastload: patches applied: %s", ", ".join(applied))
 

@@ -11,17 +11,22 @@ from pathlib import Path
 
 from fastload_common.engine import reference
 from fastload_sglang.compat import ENGINE, FIELDS, NAMES
-from fastload_sglang.patches import PATCHES
+from fastload_sglang.patches import COMPILE_PATCHES, PATCHES
 
 __all__ = ["patches_page"]
 
-_HOW = "The plugin adds `fastload` to the load formats that the command line accepts."
+_HOW = (
+    "The plugin adds `fastload` to the load formats that the command line accepts. Patches whose "
+    "names begin with `compile-` are applied only where `FASTLOAD_COMPILE_CACHE` is set, with any "
+    "load format."
+)
 
 
 def patches_page() -> str:
     """Every patch with its reason, and every name of SGLang that is touched."""
     page = "docs/patches-sglang.md"
-    return reference.patches_page(ENGINE, _HOW, PATCHES, (*NAMES, *FIELDS), page)
+    patches = (*PATCHES, *COMPILE_PATCHES)
+    return reference.patches_page(ENGINE, _HOW, patches, (*NAMES, *FIELDS), page)
 
 
 if __name__ == "__main__":

@@ -135,13 +135,18 @@ class CompileStart:
         self._before = self.directories.names()
         return self.outcome
 
-    def complete(self, counted: Iterable[Counted], why: str = "") -> Verdict | None:
+    def complete(
+        self, counted: Iterable[Counted], why: str = "", *, waited_s: float | None = None
+    ) -> Verdict | None:
         """Say what was used, and publish what others lack; after warm-up.
 
         Args:
             counted: of each rank of this node.
             why: what is known of artefacts that could not be used.
+            waited_s: seconds that ranks were held up, where others than the caller of `wait` were.
         """
+        if waited_s is not None:
+            self._waited_s = waited_s
         try:
             return self._complete(list(counted), why)
         except Exception as error:  # noqa: BLE001 - a cache never ends a server

@@ -13,7 +13,7 @@ from fastload_common.engine.names import Name
 from fastload_common.errors import ConfigError
 from fastload_sglang import caches, compat, group
 from fastload_sglang.metadata_link import is_linked, link, unlink
-from fastload_sglang.patches import PATCHES
+from fastload_sglang.patches import COMPILE_PATCHES, PATCHES
 from fastload_sglang.reference import patches_page
 
 ROOT = Path(__file__).parents[2]
@@ -129,14 +129,20 @@ def test_who_loads_together(
 
 
 def test_every_patched_name_is_probed() -> None:
-    probed = {name for names in compat.CONFIG_NAMES.values() for name in names}
-    assert {patch.target for patch in PATCHES} <= probed
-    assert {patch.target.module for patch in PATCHES} == set(compat.CONFIG_NAMES)
+    for patches, table in (
+        (PATCHES, compat.CONFIG_NAMES),
+        (COMPILE_PATCHES, compat.COMPILE_NAMES),
+    ):
+        probed = {name for names in table.values() for name in names}
+        assert {patch.target for patch in patches} <= probed
+        assert {patch.target.module for patch in patches} == set(table)
 
 
 def test_one_file_is_one_patch() -> None:
     files = {file.stem for file in (ROOT / "fastload_sglang" / "patches").glob("*.py")}
-    assert files - {"__init__"} == {patch.name.replace("-", "_") for patch in PATCHES}
+    assert files - {"__init__", "compile_cache"} == {
+        patch.name.replace("-", "_") for patch in PATCHES
+    }
 
 
 def test_the_page_is_up_to_date() -> None:
