@@ -7,14 +7,27 @@ is imported when the first of them is needed. Both release the interpreter's loc
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from fastload_common.errors import ConfigError
 
-__all__ = ["ALGORITHMS", "CRC32", "CRC32C", "CRC64NVME", "Algorithm", "Checksum", "crc_function"]
+__all__ = [
+    "ALGORITHMS",
+    "CRC32",
+    "CRC32C",
+    "CRC64NVME",
+    "Algorithm",
+    "Checksum",
+    "CrcFunction",
+    "crc_function",
+]
 
-CrcFunction = Callable[[bytes | bytearray | memoryview], int]
+
+class CrcFunction(Protocol):
+    """The CRC of ``data``, or of what ``value`` is the CRC of and then ``data``."""
+
+    def __call__(self, data: bytes | bytearray | memoryview, value: int = 0, /) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)

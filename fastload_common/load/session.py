@@ -23,6 +23,7 @@ from fastload_common.config import Settings
 from fastload_common.errors import FastloadError, TensorMismatchError, TraceError
 from fastload_common.exchange.group import RankGroup
 from fastload_common.exchange.node_exchange import NodeExchange
+from fastload_common.load.caching import Caching
 from fastload_common.load.cleanup import kept
 from fastload_common.load.executor import Executor
 from fastload_common.load.first_reads import FirstReads, choose_gap
@@ -105,6 +106,7 @@ class LoadSession:
             clock=self._clock,
         )
         self._verification = Verification(settings.verify, self.report)
+        self._caching = Caching(settings, self._place, self.report, self._clock)
 
     def __enter__(self) -> LoadSession:
         try:
@@ -202,12 +204,8 @@ class LoadSession:
             )
         opened = [self._find(weights) for weights in self._sources]
         report.model_bytes = sum(entry.byte_range.size_bytes for _, entry in self._entries())
-        sizes = choose_sizes(
-            settings,
-            self._place,
-            report.model_bytes,
-            remote=any(not is_file_uri(source.root) for source in opened),
-        )
+        remote = any(not is_file_uri(source.root) for source in opened)
+        sizes = choose_sizes(settings, self._place, report.model_bytes, remote=remote)
         # The tensors of a batch stand beside the staging memory that brings them.
         self._batch_bytes = sizes.slots * sizes.chunk_bytes // 2
         arena = Arena(sizes.chunk_bytes, sizes.slots)
@@ -221,7 +219,8 @@ class LoadSession:
             started_s=self._started_s,
         )
         self._stack.callback(fetcher.close)
-        fetch = self._verification.watch(fetcher.fetch, sizes.chunk_bytes)
+        cached = self._caching.fetch(fetcher.fetch, arena, sizes)
+        fetch = self._verification.watch(cached, sizes.chunk_bytes)
         gap_bytes = choose_gap(settings, self._first_reads, report)
         if self._exchange is not None:
             terms = terms_of(self.checkpoints, settings, arena, fetch, fetcher.close, gap_bytes)
@@ -242,7 +241,7 @@ class LoadSession:
         source = open_source(weights.uri, self._settings)
         self._stack.callback(source.close)
         checkpoint = open_checkpoint(
-            self._first_reads.watch(source),
+            self._first_reads.watch(self._caching.reads(source)),
             self._settings,
             prefer=weights.prefer,
             patterns=weights.patterns,
@@ -380,7 +379,7 @@ class LoadSession:
         """Before the model is used: compare what is to be compared, and let the others end."""
         if self._exchange is not None:
             self._verification.leave_out(self._exchange.objects_of_others())
-        self._verification.finish()
+        self._caching.set_aside(self._verification.finish)
         if self._exchange is not None:
             self._exchange.leave()
 
@@ -393,6 +392,7 @@ class LoadSession:
                 self._exchange.end(error)
         if self._exchange is not None:
             report.take_exchange(self._exchange.fetched_bytes, self._exchange.facts())
+        self._caching.close(error)
         report.finish(error)
         if error is None:
             logger.info("%s", report.summary_line())

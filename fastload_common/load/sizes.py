@@ -40,6 +40,8 @@ _CONNECTION_BYTES = 64 * KIB
 _LEAST_BURST_BYTES = 64 * KIB
 # More in flight than this has never been of use to one process.
 _MOST_MEMORY_BYTES = 4 * GIB
+# What is fetched and not yet written to the node cache.
+_BEHIND_BYTES = 256 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class LoadSizes:
         memory_bytes: staging and receivers together.
         chunk_bytes: of one staging slot, and of the largest request.
         slots: staging slots.
+        behind_slots: of these, those that the node cache may hold while it writes.
         start_concurrency, concurrency: requests in flight at first, and at most.
         max_bytes_per_s: that may be asked for; None for no cap.
         reason: of the memory, for the log.
@@ -78,6 +81,7 @@ class LoadSizes:
     concurrency: int
     max_bytes_per_s: int | None
     reason: str
+    behind_slots: int = 0
 
     @property
     def burst_bytes(self) -> int:
@@ -124,6 +128,8 @@ def choose_sizes(
     largest_bytes = settings.chunk_bytes or _LARGEST_CHUNK_BYTES
     wanted_bytes = int(wished.maximum * largest_bytes * _SLACK)
     wanted_bytes += _receivers_bytes(wished.maximum, machine) if remote else 0
+    behind_bytes = _BEHIND_BYTES if settings.node_cache is not None and remote else 0
+    wanted_bytes += min(behind_bytes, total_bytes)
     budget = staging_budget(
         settings.memory_bytes,
         wanted_bytes=max(min(wanted_bytes, _MOST_MEMORY_BYTES), largest_bytes),
@@ -144,11 +150,12 @@ def choose_sizes(
     slots = max(staging_bytes, min(chunk_bytes, budget.bytes)) // chunk_bytes
     if slots < 1:
         raise _too_small(budget, chunk_bytes)
-    most = min(most, slots)
+    behind = min(slots // 4, behind_bytes // chunk_bytes)
+    most = min(most, slots - behind)
     start = min(wished.start, most)
     cap = settings.max_bytes_per_s
     own_cap = None if cap is None else share_of(cap, rank, ranks)
-    return LoadSizes(budget.bytes, chunk_bytes, slots, start, most, own_cap, budget.reason)
+    return LoadSizes(budget.bytes, chunk_bytes, slots, start, most, own_cap, budget.reason, behind)
 
 
 def _beside_receivers(

@@ -20,12 +20,12 @@ from fastload_common.source.base import OpensReceivers
 from fastload_common.transfer.policy import TransferPolicy
 from fastload_common.transfer.pump import Pump
 from fastload_common.transfer.routed_lanes import open_lanes
-from fastload_common.transfer.run import Filled, Run, Staging, StagingSlot
+from fastload_common.transfer.run import Filled, Run, Staging, StagingSlot, Supply
 from fastload_common.transfer.scheduler import Scheduler
 from fastload_common.transfer.stats import TransferStats
 from fastload_common.transfer.tuning import make_tuning
 
-__all__ = ["Fetcher", "Filled", "Staging", "StagingSlot"]
+__all__ = ["Fetcher", "Filled", "Staging", "StagingSlot", "Supply"]
 
 
 class Fetcher:
@@ -71,7 +71,9 @@ class Fetcher:
         # Runs when the fetcher is collected, and at the interpreter's exit.
         self._finalizer = weakref.finalize(self, self._pump.stop)
 
-    def fetch(self, chunks: Iterable[Chunk]) -> Generator[Filled, None, None]:
+    def fetch(
+        self, chunks: Iterable[Chunk], supply: Supply | None = None
+    ) -> Generator[Filled, None, None]:
         """Fetch all chunks; yields each as it arrives, not in the order given.
 
         Requests begin in the order given, at the first ``next``. Memory bounds how many are
@@ -83,6 +85,7 @@ class Fetcher:
 
         Args:
             chunks: not empty ranges, each at most the arena's slot size.
+            supply: brings some of their bytes itself.
 
         Raises:
             OutOfBudgetError: a chunk is larger than a slot (at once, before any request).
@@ -100,7 +103,7 @@ class Fetcher:
                     object=chunk.object_id.uri,
                     range=str(chunk.byte_range),
                 )
-        return self._fetch(queued)
+        return self._fetch(queued, supply)
 
     def close(self) -> None:
         """End all requests, threads, processes and connections. Safe to call twice."""
@@ -118,13 +121,19 @@ class Fetcher:
     ) -> None:
         self.close()
 
-    def _fetch(self, chunks: list[Chunk]) -> Generator[Filled, None, None]:
+    def _fetch(self, chunks: list[Chunk], supply: Supply | None) -> Generator[Filled, None, None]:
         if not chunks:
             return
         run = Run(chunks, self._clock, deadline_s=self._deadline_s, limit_s=self._limit_s)
+        if supply is not None:
+            supply.begin(run)
         self._pump.begin(run)
         try:
+            if supply is not None:
+                supply.start()
             for _ in chunks:
                 yield run.next_filled()
         finally:
             self._pump.finish(run)
+            if supply is not None:
+                supply.end()

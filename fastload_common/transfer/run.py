@@ -10,15 +10,17 @@ import contextlib
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from fastload_common.clock import Clock
 from fastload_common.errors import DeadlineError, SourceError
 from fastload_common.plan.records import Chunk
+from fastload_common.ranges import ByteRange
 from fastload_common.units import format_size
 
-__all__ = ["Filled", "Run", "Staging", "StagingSlot"]
+__all__ = ["Filled", "Run", "Staging", "StagingSlot", "Supply"]
 
 _log = logging.getLogger(__name__)
 
@@ -101,10 +103,13 @@ class Run:
         limit_s: the configured duration that led to it, for the message.
 
     Attributes:
+        complete: see `_is_complete`; a supply's.
         idle: set when no attempt of this run is left and all its memory is back, except what
             the consumer holds.
         in_flight: attempts that have not ended, for a message.
         released: called whenever the consumer gives memory back.
+        missing: of chunks that a `Supply` has bytes of, by index: what the source is to bring.
+        returned: chunks that a supply gives up, see `ask_for`.
     """
 
     def __init__(
@@ -120,6 +125,9 @@ class Run:
         self.idle = threading.Event()
         self.in_flight = 0
         self.released: Callable[[], None] = _nothing
+        self.missing: dict[int, Sequence[ByteRange]] = {}
+        self.returned: deque[tuple[int, StagingSlot | None, Sequence[ByteRange]]] = deque()
+        self.complete: Callable[[Chunk, StagingSlot], bool] = _is_complete
         self._stop = threading.Event()
         self._clock = clock
         self._deadline_s = deadline_s
@@ -143,7 +151,12 @@ class Run:
         return self._delivered_bytes
 
     def deliver(self, chunk: Chunk, slot: StagingSlot) -> None:
-        """Hand a complete chunk over, with its memory."""
+        """All that was asked of the source is in the memory."""
+        if self._stop.is_set() or self.complete(chunk, slot):
+            self.put(chunk, slot)
+
+    def put(self, chunk: Chunk, slot: StagingSlot) -> None:
+        """Hand a complete chunk over, with its memory. From any thread."""
         filled = Filled(chunk, slot, self.released)
         with self._lock:
             if not self._stop.is_set():
@@ -152,6 +165,18 @@ class Run:
                 self._results.put(filled)
                 return
         filled.release()
+
+    def ask_for(self, index: int, slot: StagingSlot | None, ranges: Sequence[ByteRange]) -> None:
+        """The source is to bring these too, into the chunk's memory if it has any. From any thread.
+
+        The memory is the run's from now on.
+        """
+        with self._lock:
+            if not self._stop.is_set():
+                self.returned.append((index, slot, ranges))
+                return
+        if slot is not None:
+            slot.release()
 
     def fail(self, error: BaseException) -> None:
         """End the run with this error; later ones become its notes."""
@@ -254,6 +279,10 @@ class Run:
 
     def release_undelivered(self) -> None:
         """Release what was delivered but not taken; only after `halt`."""
+        while self.returned:
+            _, slot, _ = self.returned.popleft()
+            if slot is not None:
+                slot.release()
         while True:
             try:
                 filled = self._results.get_nowait()
@@ -261,6 +290,27 @@ class Run:
                 return
             if filled is not None:
                 filled.release()
+
+
+class Supply(Protocol):
+    """Brings bytes of a run from a place that is nearer than the source, by threads of its own."""
+
+    def begin(self, run: Run) -> None:
+        """Fill ``missing`` and ``complete``; before anything is asked of the source."""
+        ...
+
+    def start(self) -> None:
+        """Bring it, from now on."""
+        ...
+
+    def end(self) -> None:
+        """Nothing more is wanted; the run is halted."""
+        ...
+
+
+def _is_complete(chunk: Chunk, slot: StagingSlot) -> bool:
+    """Whether a chunk is whole with what the source brought; False: somebody else goes on."""
+    return True
 
 
 def _nothing() -> None:

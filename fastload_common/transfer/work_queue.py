@@ -9,8 +9,10 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
+from collections.abc import Sequence
 
 from fastload_common.errors import StagingError
+from fastload_common.ranges import ByteRange
 from fastload_common.transfer.bandwidth import capped_part_bytes
 from fastload_common.transfer.parts import OpenChunk, Part
 from fastload_common.transfer.run import Run, Staging, StagingSlot
@@ -39,7 +41,7 @@ class WorkQueue:
         self._parts: deque[Part] = deque()
         self._waiting: list[tuple[float, int, Part]] = []
         self._turns = itertools.count()
-        self._asked_bytes = 0
+        self._remaining_bytes = 0
         self.open: dict[int, OpenChunk] = {}
         self.starving = False
 
@@ -54,14 +56,17 @@ class WorkQueue:
         return self._waiting[0][0] if self._waiting else None
 
     def begin(self, run: Run) -> None:
-        self._closed = deque(range(len(run.chunks)))
-        self._asked_bytes = 0
+        missing = run.missing
+        self._closed = deque(k for k in range(len(run.chunks)) if k not in missing or missing[k])
+        self._remaining_bytes = sum(_size_bytes(run, k) for k in self._closed)
 
     def next_part(self, run: Run, now_s: float, connections: int) -> Part | None:
         """What failed and may be asked again, then parts of open chunks, then a new chunk."""
         if self._waiting and self._waiting[0][0] <= now_s:
             return heapq.heappop(self._waiting)[2]
         self.starving = False
+        while run.returned:
+            self._take_back(run, connections)
         if not self._parts and self._closed:
             self._open_next(run, connections)
         return self._parts.popleft() if self._parts else None
@@ -103,17 +108,42 @@ class WorkQueue:
             self.starving = True
             return
         self._closed.popleft()
+        self._open(run, index, slot, connections)
+
+    def _take_back(self, run: Run, connections: int) -> None:
+        """What was to come from elsewhere does not."""
+        index, slot, ranges = run.returned.popleft()
+        run.missing[index] = ranges
+        self._remaining_bytes += _size_bytes(run, index)
+        if slot is None:
+            self._closed.append(index)
+        else:
+            self._open(run, index, slot, connections)
+
+    def _open(self, run: Run, index: int, slot: StagingSlot, connections: int) -> None:
         chunk = self.open[index] = OpenChunk(run, index, slot)
+        byte_range = run.chunks[index].byte_range
         step_bytes = part_bytes(
-            chunk_bytes=size_bytes,
-            remaining_bytes=run.size_bytes - self._asked_bytes,
+            chunk_bytes=byte_range.size_bytes,
+            remaining_bytes=self._remaining_bytes,
             connections=connections,
             observed=self._tuning.observed,
         )
         cap = self._tuning.policy.max_bytes_per_s
         if cap is not None:
             step_bytes = capped_part_bytes(cap, step_bytes)
-        self._asked_bytes += size_bytes
-        for start in range(0, size_bytes, step_bytes):
-            self._parts.append(Part(chunk, start, min(step_bytes, size_bytes - start)))
-            chunk.unfinished += 1
+        self._remaining_bytes -= _size_bytes(run, index)
+        for wanted in _wanted(run, index):
+            for piece in wanted.pieces(step_bytes):
+                start = piece.start - byte_range.start
+                self._parts.append(Part(chunk, start, piece.size_bytes))
+                chunk.unfinished += 1
+
+
+def _wanted(run: Run, index: int) -> Sequence[ByteRange]:
+    """What the source is to bring of a chunk."""
+    return run.missing.get(index) or (run.chunks[index].byte_range,)
+
+
+def _size_bytes(run: Run, index: int) -> int:
+    return sum(byte_range.size_bytes for byte_range in _wanted(run, index))

@@ -1,0 +1,258 @@
+"""Brings what the cache holds of one fetch into its staging slots, beside what the source brings.
+
+Threads read from the disk; each checks what it read. A chunk that is held in part comes here with
+what the source brought of it. What is damaged, or does not come at all, the source is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fastload_common.clock import Clock
+from fastload_common.plan.records import Chunk
+from fastload_common.range_cache.coverage import Cover
+from fastload_common.range_cache.node_cache import NodeCache
+from fastload_common.ranges import ByteRange
+from fastload_common.transfer.run import Run, Staging, StagingSlot
+
+__all__ = ["CacheSupply"]
+
+_log = logging.getLogger(__name__)
+
+# Memory may come back without a word.
+_POLL_S = 0.005
+_WATCH_S = 0.25
+_JOIN_S = 0.5
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    """One chunk to read.
+
+    Attributes:
+        slot: where what the source brought is; None: nothing of it is missing.
+        taken_s: when a thread took it up.
+        given_up: its bytes come from the source; whoever has its slot gives that back.
+    """
+
+    index: int
+    chunk: Chunk
+    cover: Cover
+    slot: StagingSlot | None = None
+    taken_s: float | None = None
+    given_up: bool = False
+    source_parts: list[ByteRange] = field(default_factory=list)
+
+
+class CacheSupply:
+    """Implements `Supply`, for one fetch.
+
+    Args:
+        cache: what is held.
+        staging: memory for the chunks that are held whole.
+        threads: that read.
+        clock: for how long a read takes.
+    """
+
+    def __init__(self, cache: NodeCache, staging: Staging, threads: int, clock: Clock) -> None:
+        self._cache = cache
+        self._staging = staging
+        self._limit = threads
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._tasks: dict[int, _Task] = {}  # by their chunk's identity, until they are done
+        self._queue: deque[_Task] = deque()
+        self._running: set[_Task] = set()
+        self._threads: list[threading.Thread] = []
+        self._run: Run | None = None
+        self._over = False
+
+    def source_parts(self, chunk: Chunk) -> Sequence[ByteRange]:
+        """What of a delivered chunk came from the source."""
+        task = self._tasks.get(id(chunk))
+        return (chunk.byte_range,) if task is None else task.source_parts
+
+    def begin(self, run: Run) -> None:
+        """See `Supply.begin`."""
+        self._run = run
+        for index, chunk in enumerate(run.chunks):
+            cover = self._cache.cover(chunk.object_id, chunk.byte_range)
+            if cover.held:
+                task = _Task(index, chunk, cover, source_parts=list(cover.missing))
+                self._tasks[id(chunk)] = task
+                run.missing[index] = cover.missing
+                if not cover.missing:
+                    self._queue.append(task)
+        if self._tasks:
+            run.complete = self._complete
+
+    def start(self) -> None:
+        """See `Supply.start`."""
+        if not self._tasks:
+            return
+        for number in range(min(self._limit, len(self._tasks))):
+            self._employ(self._work, f"fastload-cache-{number}")
+        self._employ(self._watch, "fastload-cache-watch")
+
+    def end(self) -> None:
+        """See `Supply.end`. A read that does not end is left behind, with its memory."""
+        with self._changed:
+            self._over = True
+            for task in self._queue:
+                if task.slot is not None:
+                    task.slot.release()
+            self._queue.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(_JOIN_S)
+                if thread.is_alive():
+                    _log.warning("%s did not end: its disk does not answer", thread.name)
+        self._threads.clear()
+
+    def _employ(self, work: object, name: str) -> None:
+        thread = threading.Thread(target=work, name=name, daemon=True)  # type: ignore[arg-type]
+        try:
+            thread.start()
+        except RuntimeError as error:
+            if not self._threads:
+                self._give_up(f"no thread to read with: {error}")
+            return
+        self._threads.append(thread)
+
+    def _complete(self, chunk: Chunk, slot: StagingSlot) -> bool:
+        """See `Run.complete`."""
+        task = self._tasks.get(id(chunk))
+        with self._changed:
+            if task is None or task.given_up or self._over:
+                return True
+            if task.taken_s is not None:
+                return True  # it has been here: what was damaged has come
+            task.slot = slot
+            self._queue.appendleft(task)
+            self._changed.notify()
+        return False
+
+    # Threads
+
+    def _work(self) -> None:
+        while (task := self._next()) is not None:
+            try:
+                self._do(task)
+            except BaseException as error:  # noqa: BLE001 -- raised again by the consumer
+                self._its_run().fail(error)
+            finally:
+                with self._changed:
+                    self._running.discard(task)
+
+    def _next(self) -> _Task | None:
+        with self._changed:
+            while not self._queue:
+                if self._over:
+                    return None
+                self._changed.wait()
+            task = self._queue.popleft()
+            task.taken_s = self._clock.monotonic_s()
+            self._running.add(task)
+            return task
+
+    def _do(self, task: _Task) -> None:
+        run = self._its_run()
+        slot = task.slot or self._lease(task)
+        if slot is None:
+            return
+        size_bytes = task.chunk.byte_range.size_bytes
+        with self._changed:
+            task.slot = slot
+            task.taken_s = self._clock.monotonic_s()
+        start = task.chunk.byte_range.start
+        try:
+            self._staging.populate(slot.position_bytes, size_bytes)
+            with contextlib.closing(_View(slot.memory[:size_bytes])) as view:
+                lost = self._cache.read_held(task.chunk.object_id, task.cover, view.memory, start)
+        except BaseException:
+            slot.release()
+            raise
+        with self._changed:
+            self._running.discard(task)
+            if task.given_up:
+                slot.release()
+                return
+            task.source_parts += lost
+        read_bytes = size_bytes - sum(part.size_bytes for part in task.source_parts)
+        self._cache.count_chunk(read_bytes)
+        if lost:
+            run.ask_for(task.index, slot, lost)
+        else:
+            run.put(task.chunk, slot)
+
+    def _lease(self, task: _Task) -> StagingSlot | None:
+        """Memory for a chunk; None: it is wanted no more."""
+        run = self._its_run()
+        while not (self._over or run.is_over or task.given_up or self._staging.is_closed):
+            slot = self._staging.try_lease(task.chunk.byte_range.size_bytes)
+            if slot is not None:
+                return slot
+            with self._changed:
+                task.taken_s = self._clock.monotonic_s()  # it is not the disk that it waits for
+                self._changed.wait(_POLL_S)
+        return None
+
+    def _watch(self) -> None:
+        """See that reads end, and that nothing waits for a cache that is given up."""
+        while True:
+            with self._changed:
+                if self._over:
+                    return
+                now_s = self._clock.monotonic_s()
+                since = [task.taken_s for task in self._running if task.taken_s is not None]
+            patience_s = self._cache.patience_s
+            if since and now_s - min(since) > patience_s:
+                self._cache.give_up(f"a read did not end within {patience_s:.0f} s")
+            if not self._cache.is_on:
+                self._return_all()
+            with self._changed:
+                if not self._over:
+                    self._changed.wait(_WATCH_S)
+
+    def _give_up(self, reason: str) -> None:
+        self._cache.give_up(reason)
+        self._return_all()
+
+    def _return_all(self) -> None:
+        """All that is not read comes from the source."""
+        run = self._its_run()
+        with self._changed:
+            waiting, running = list(self._queue), list(self._running)
+            self._queue.clear()
+            for task in (*waiting, *running):
+                task.given_up = True
+                self._running.discard(task)
+        for task in waiting:
+            held = [part.wanted for part in task.cover.held]
+            task.source_parts += held
+            run.ask_for(task.index, task.slot, held)
+        for task in running:
+            # Its memory may still be written to.
+            task.source_parts[:] = [task.chunk.byte_range]
+            run.ask_for(task.index, None, [task.chunk.byte_range])
+
+    def _its_run(self) -> Run:
+        assert self._run is not None
+        return self._run
+
+
+class _View:
+    """A view of a slot, released at the end."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self.memory = memory
+
+    def close(self) -> None:
+        with contextlib.suppress(BufferError):
+            self.memory.release()
