@@ -40,7 +40,7 @@ class OciReference:
     Attributes:
         registry: host, with a port if it is not the usual one.
         repository: without the registry.
-        tag: what the operator wrote, or ``latest``; None where there is a digest alone.
+        tag: what the operator wrote, or ``latest``; None where a digest stands alone.
         digest: of the manifest or index; wins over the tag.
         folder: of the files in it; empty for all.
     """
@@ -69,8 +69,8 @@ class OciReference:
         return f"{self.artifact_uri}/{self.folder}" if self.folder else self.artifact_uri
 
     def pinned(self, digest: str) -> OciReference:
-        """The same artifact named by its digest alone."""
-        return replace(self, tag=None, digest=digest)
+        """The same with the digest that its tag has now; the tag stays, for people."""
+        return replace(self, digest=digest)
 
 
 def is_oci_uri(uri: str) -> bool:

@@ -7,19 +7,24 @@ from pathlib import Path
 from fastload_common.config import Settings
 from fastload_common.source.base import ObjectSource
 from fastload_common.source.local import LocalSource
+from fastload_common.source.oci_reference import is_oci_uri, parse_reference
 from fastload_common.source.uri import parse_root
 
-__all__ = ["layout_hint", "open_source"]
+__all__ = ["layout_hint", "open_source", "pinned_uri"]
 
 
 def open_source(uri: str, settings: Settings) -> ObjectSource:
-    """The source for a root: ``s3://bucket[/prefix]``, ``file:///directory``, or a path.
+    """The source for a root: S3, a registry (``oci://``), ``file:///directory``, or a path.
 
     No request is made and no credential is looked for yet. The caller closes the source.
 
     Raises:
-        ConfigError: unknown scheme, no bucket, or the root of the file system.
+        ConfigError: unknown scheme, no bucket, no repository, or the root of the file system.
     """
+    if is_oci_uri(uri):
+        from fastload_common.source.oci import OciSource
+
+        return OciSource(parse_reference(uri), settings)
     root = parse_root(uri)
     if isinstance(root, Path):
         return LocalSource(root)
@@ -35,3 +40,14 @@ def layout_hint(source: ObjectSource) -> str:
     For the message of whoever found no weights under it.
     """
     return source.layout_hint() if isinstance(source, LocalSource) else ""
+
+
+def pinned_uri(source: ObjectSource) -> str:
+    """The source's root, named so that it cannot come to mean another state where that is possible.
+
+    Raises:
+        SourceError: a registry did not answer.
+    """
+    from fastload_common.source.oci import OciSource
+
+    return source.pinned_uri() if isinstance(source, OciSource) else source.root

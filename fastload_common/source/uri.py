@@ -16,7 +16,7 @@ from fastload_common.errors import ConfigError
 
 __all__ = ["S3Location", "file_path", "file_uri", "parse_root", "s3_location"]
 
-SUPPORTED = "s3://bucket/prefix, file:///directory, or a path"
+SUPPORTED = "s3://bucket/prefix, oci://registry/repository:tag, file:///directory, or a path"
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _ACCESS_POINT = re.compile(r"(arn:[^:/]+:s3[^:/]*:[^:/]*:[^:/]*:accesspoint[:/][^:/]+)(?:/(.*))?")

@@ -247,12 +247,23 @@ class RegistryServer:
         self._call("PUT", f"/v2/{repository}/manifests/{tag}", data, media_type)
         return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
-    def push_image(self, layout: Path, repository: str, tag: str) -> None:
-        """Copy a tag of an OCI layout on disk (made by umoci) to the registry, by skopeo."""
+    def push_image(
+        self, layout: Path, repository: str, tag: str, *, decompress: bool = False
+    ) -> None:
+        """Copy a tag of an OCI layout on disk (made by umoci) to the registry, by skopeo.
+
+        Args:
+            decompress: store plain tar layers; umoci itself makes gzip ones.
+        """
         command = ["skopeo", "copy", "--quiet", f"--dest-creds={_USER}:{_PASSWORD}"]
-        command += ["--dest-tls-verify=false"]
-        command += [f"oci:{layout}:{tag}", f"docker://{self.host}/{repository}:{tag}"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=300)
+        command += ["--dest-tls-verify=false", "--preserve-digests"]
+        source, target = f"oci:{layout}:{tag}", f"docker://{self.host}/{repository}:{tag}"
+        with tempfile.TemporaryDirectory(dir=self.directory) as plain:
+            if decompress:
+                first = ["skopeo", "copy", "--quiet", "--dest-decompress", source, f"dir:{plain}"]
+                _run(first)
+                source = f"dir:{plain}"
+            _run([*command, source, target])
 
     # What was asked
 
@@ -335,3 +346,9 @@ class RegistryServer:
                 tail = self.log_text()[-2000:].decode(errors="replace")
                 raise SourceUnavailableError(f"the test registry did not start: {tail}")
             self._clock.wait(threading.Event(), _POLL_S)
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode != 0:
+        raise SourceUnavailableError(f"{command[0]} failed: {done.stderr[-1000:]}")
