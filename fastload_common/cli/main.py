@@ -20,7 +20,9 @@ from fastload_common.cli.bench import bench
 from fastload_common.cli.cache import app as cache
 from fastload_common.cli.doctor import doctor
 from fastload_common.cli.inspect import inspect
+from fastload_common.cli.node_cache import app as node_cache
 from fastload_common.cli.plan import plan
+from fastload_common.cli.pull import pull
 from fastload_common.cli.settings import config
 from fastload_common.errors import FastloadError
 
@@ -35,11 +37,13 @@ app = typer.Typer(
 )
 app.command()(inspect)
 app.command()(plan)
+app.command()(pull)
 app.command()(bench)
 app.command()(advise)
 app.command()(doctor)
 app.command()(config)
 app.add_typer(cache, name="cache")
+app.add_typer(node_cache, name="node-cache")
 
 
 def _show_version(wanted: bool) -> None:

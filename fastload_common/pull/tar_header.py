@@ -6,6 +6,7 @@ an error, never skipped. Names are bytes, as file systems have them.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from enum import Enum
@@ -25,6 +26,7 @@ _IGNORED = re.compile(
 _DECIMAL = re.compile(rb"[0-9]{1,20}")
 _TIME = re.compile(rb"(-?)([0-9]{1,12})(?:\.([0-9]{0,40}))?")
 _LARGEST_ID = (1 << 32) - 2  # the largest number means "leave it" to chown
+_LARGEST_DEVICE = (1 << 20) - 1
 _LARGEST_SIZE_BYTES = (1 << 63) - 1
 _LARGEST_TIME_S = 1 << 33
 _MOST_DIGITS = 7  # of a record's length
@@ -65,6 +67,7 @@ class Entry:
         mode: the permission bits and set-id bits.
         size_bytes: of the content that follows; 0 for whatever has none.
         mtime_ns: since the epoch.
+        device: number of a device.
         xattrs: extended attributes.
     """
 
@@ -76,6 +79,7 @@ class Entry:
     size_bytes: int
     mtime_ns: int
     link: bytes
+    device: int = 0
     xattrs: dict[bytes, bytes] = field(default_factory=dict)
 
     @property
@@ -136,6 +140,11 @@ def parse_header(block: bytes) -> Entry:
         mtime_ns=_number(block[136:148], "time", signed=True) * 10**9,
         link=_text(block[157:257]),
     )
+    if kind in (Kind.CHARACTER_DEVICE, Kind.BLOCK_DEVICE):
+        major, minor = _number(block[329:337], "device"), _number(block[337:345], "device")
+        if max(major, minor) > _LARGEST_DEVICE:
+            raise _invalid(f"a device has the number {major}:{minor}")
+        entry.device = os.makedev(major, minor)
     _check_numbers(entry.size_bytes, entry.uid, entry.gid, entry.mtime_ns)
     return entry
 

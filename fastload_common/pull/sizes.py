@@ -1,0 +1,152 @@
+"""How much memory the parts of a pull take, at any setting: pure arithmetic.
+
+A pull stays below 256 MiB: the interpreter and what it imports take about 70, and what is divided
+here, 160 at most. Settings that would take more get smaller requests or smaller pieces, not more
+memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastload_common.config import Settings
+from fastload_common.errors import OutOfBudgetError
+from fastload_common.staging.memory_limit import ReadText, read_kernel_file, staging_budget
+from fastload_common.transfer.policy import TransferPolicy
+from fastload_common.transfer.receiver_process import process_count
+from fastload_common.transfer.sizing import choose_chunk_bytes, choose_concurrency
+from fastload_common.units import KIB, MIB, format_size
+
+__all__ = ["MOST_UNPACKS", "WINDOWS_BYTES", "PullSizes", "choose_pull_sizes"]
+
+# Staging and receivers; the unpackers' pieces and windows are beside it.
+_TRANSFER_BYTES = 96 * MIB
+_MOST_CONNECTIONS = 48
+_RECEIVER_BYTES = 12 * MIB
+_CONNECTION_BYTES = 64 * KIB
+_SLACK = 1.25
+_LEAST_SLOT_BYTES = 64 * KIB
+
+MOST_UNPACKS = 32
+_PIECES_BYTES = 24 * MIB
+# Of each unpacker: what it reads and what comes out, in its hands and on the way to the digests.
+_PIECES_EACH = 10
+_LEAST_PIECE_BYTES, _MOST_PIECE_BYTES = 32 * KIB, 512 * KIB
+WINDOWS_BYTES = 64 * MIB
+"""Of all zstd windows together."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullSizes:
+    """What one pull may take.
+
+    Attributes:
+        connections: requests in flight.
+        start_connections: of these, at the beginning.
+        slot_bytes: the largest request.
+        slots: of staging memory.
+        unpacks: layers at once.
+        piece_bytes: what an unpacker reads and writes at once.
+    """
+
+    connections: int
+    start_connections: int
+    slot_bytes: int
+    slots: int
+    unpacks: int
+    piece_bytes: int
+
+    def policy(self, settings: Settings) -> TransferPolicy:
+        """How the transfer asks."""
+        cap = settings.max_bytes_per_s
+        burst_bytes = self.slot_bytes
+        if cap is not None:
+            burst_bytes = min(self.slot_bytes, max(_LEAST_SLOT_BYTES, cap // 4))
+        return TransferPolicy(
+            concurrency=self.connections,
+            start_concurrency=self.start_connections,
+            max_attempts=settings.max_attempts,
+            connect_timeout_s=settings.connect_timeout_s,
+            read_timeout_s=settings.read_timeout_s,
+            deadline_s=settings.deadline_s,
+            max_bytes_per_s=cap,
+            burst_bytes=burst_bytes,
+        )
+
+
+def choose_pull_sizes(
+    settings: Settings,
+    total_bytes: int,
+    *,
+    cpu_count: int,
+    descriptor_limit: int,
+    remote: bool,
+    node_connections: int | None = None,
+    read_text: ReadText = read_kernel_file,
+) -> PullSizes:
+    """Choose for one pull.
+
+    Args:
+        total_bytes: to be fetched.
+        remote: whether receiver processes will run, which take memory too.
+        node_connections: what this pull has got of the node's connections; None: no bound.
+
+    Raises:
+        OutOfBudgetError: the memory holds no request.
+    """
+    budget = staging_budget(
+        settings.memory_bytes, wanted_bytes=_TRANSFER_BYTES, read_text=read_text
+    )
+    budget_bytes = min(budget.bytes, _TRANSFER_BYTES)
+    wished = choose_concurrency(
+        cpu_count=cpu_count,
+        descriptor_limit=descriptor_limit,
+        ranks=1,
+        slots=1 << 20,
+        remaining_bytes=total_bytes,
+    )
+    start, most = wished.start, min(wished.maximum, _MOST_CONNECTIONS)
+    set_connections = settings.max_concurrent_downloads_per_image
+    if set_connections is not None:
+        start = most = min(set_connections, max(1, descriptor_limit - 64))
+    if node_connections is not None:
+        most = min(most, node_connections)
+    most = _affordable(most, budget_bytes, cpu_count) if remote else most
+    staging_bytes = budget_bytes - (_receivers_bytes(most, cpu_count) if remote else 0)
+    slot_bytes = settings.concurrent_download_chunk_size or choose_chunk_bytes(
+        total_bytes=max(total_bytes, 1), memory_bytes=staging_bytes, connections=min(start, most)
+    )
+    # With no set number of connections fewer of them are better than tiny requests.
+    least = most if set_connections is not None else min(most, 8)
+    slot_bytes = max(_LEAST_SLOT_BYTES, min(slot_bytes, int(staging_bytes / (least * _SLACK))))
+    slots = staging_bytes // slot_bytes
+    if slots < 1:
+        raise OutOfBudgetError(
+            f"a pull may take {format_size(budget_bytes)} for staging ({budget.reason}): less "
+            f"than one request of {format_size(slot_bytes)}",
+            hint="raise the memory limit, or set FASTLOAD_MEMORY_BYTES",
+        )
+    most = min(most, slots)
+    unpacks = settings.max_concurrent_unpacks_per_image or min(max(cpu_count, 2), 4)
+    unpacks = min(unpacks, MOST_UNPACKS)
+    piece_bytes = _PIECES_BYTES // unpacks // _PIECES_EACH // KIB * KIB
+    return PullSizes(
+        connections=most,
+        start_connections=min(start, most),
+        slot_bytes=slot_bytes,
+        slots=slots,
+        unpacks=unpacks,
+        piece_bytes=min(max(piece_bytes, _LEAST_PIECE_BYTES), _MOST_PIECE_BYTES),
+    )
+
+
+def _affordable(connections: int, budget_bytes: int, cpu_count: int) -> int:
+    """So many connections that their receivers leave half of the memory for staging."""
+    while connections > 1 and _receivers_bytes(connections, cpu_count) > budget_bytes // 2:
+        connections = connections * 3 // 4
+    return connections
+
+
+def _receivers_bytes(connections: int, cpu_count: int) -> int:
+    count = process_count(connections, cpu_count)
+    return count * _RECEIVER_BYTES + connections * _CONNECTION_BYTES

@@ -1,0 +1,249 @@
+"""Where a pull works until all is verified: a directory beside the destination, this user's alone.
+
+Its name follows from the destination's, so that a pull that was ended is found and resumed. One
+pull at a time works in it. At the end the finished tree is renamed to the destination.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+
+from fastload_common.errors import ConfigError, PullError
+from fastload_common.pull.policy import Special
+from fastload_common.pull.records import LayerItem
+
+__all__ = ["Stage", "UnpackedLayer"]
+
+_NAME = ".fastload-pull-"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_VERSION = 1
+
+
+class Stage:
+    """The directory, while it is locked.
+
+    Args:
+        destination: where the tree is to appear; its parent exists.
+
+    Raises:
+        ConfigError: there is something at the destination, or it cannot be a destination.
+        PullError: another pull works on it, or somebody else can write into the stage.
+    """
+
+    def __init__(self, destination: Path) -> None:
+        self.destination = _checked(destination)
+        digest = hashlib.sha256(os.fsencode(self.destination.name)).hexdigest()[:12]
+        self.path = self.destination.parent / f"{_NAME}{digest}"
+        self._lock = self._locked()
+        self.blobs = self._made("blobs")
+        self.layers = self._made("layers")
+        self.tree = self.path / "tree"
+        if self.tree.exists():  # of a pull that was ended while it put all together
+            shutil.rmtree(self.tree)
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        os.close(self._lock)
+
+    def keep_only(self, keys: Iterable[str], layers: Iterable[UnpackedLayer]) -> None:
+        """Remove what a former pull left and this one does not want."""
+        wanted = {name for key in keys for name in (key, f"{key}.parts")}
+        for entry in os.scandir(self.blobs):
+            if entry.name not in wanted:
+                os.unlink(entry.path)
+        wanted = {path.name for layer in layers for path in layer.paths}
+        for entry in os.scandir(self.layers):
+            if entry.name not in wanted:
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path)
+                else:
+                    os.unlink(entry.path)
+
+    def commit(self) -> None:
+        """Rename the tree to the destination, and remove the stage.
+
+        Raises:
+            PullError: somebody has put something there meanwhile.
+        """
+        try:
+            os.rename(self.tree, self.destination)
+        except OSError as error:
+            raise PullError(
+                f"everything was pulled and verified, but {self.destination} could not be made: "
+                f"{error.strerror}",
+                hint="pull again when it is free",
+            ) from error
+        _sync(self.destination.parent)
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the stage with all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _locked(self) -> int:
+        with contextlib.suppress(FileExistsError):
+            self.path.mkdir(mode=0o700)
+        status = self.path.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            raise PullError(f"{self.path} is not a directory of this user", hint="remove it")
+        if status.st_mode & 0o077:
+            raise PullError(f"other users may enter {self.path}", hint="remove it")
+        lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            raise PullError(
+                f"another pull to {self.destination} is at work",
+                hint="wait for it, or name another directory",
+            ) from None
+        if not self.path.exists():  # the other pull ended just now
+            os.close(lock)
+            return self._locked()
+        return lock
+
+    def _made(self, name: str) -> Path:
+        path = self.path / name
+        path.mkdir(mode=0o700, exist_ok=True)
+        return path
+
+
+class UnpackedLayer:
+    """A layer's directory, its log, and what says that both are complete.
+
+    Args:
+        special: what the layer is unpacked with; a layer unpacked otherwise is another one.
+    """
+
+    def __init__(self, stage: Stage, item: LayerItem, special: Special, is_image: bool) -> None:
+        identity = f"{_VERSION} {item.key} {item.diff_id} {special} {is_image}"
+        digest = hashlib.sha256(identity.encode()).hexdigest()[:24]
+        base = stage.layers / f"{item.number:04d}-{digest}"
+        self.directory = base
+        self.log = base.with_name(base.name + ".log")
+        self._done = base.with_name(base.name + ".done")
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return self.directory, self.log, self._done
+
+    def begin(self) -> None:
+        """Make the directory anew."""
+        self.discard()
+        self.directory.mkdir(mode=0o700)
+
+    def discard(self) -> None:
+        """Remove what is there."""
+        for path in (self._done, self.log):
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+        if self.directory.exists():
+            shutil.rmtree(self.directory)
+
+    def finish(self, facts: dict[str, int]) -> None:
+        """Say that it is complete and verified."""
+        text = json.dumps({"boot": _boot_id(), "state": self._state(), "facts": facts})
+        temporary = self._done.with_name(self._done.name + ".new")
+        temporary.write_text(text, encoding="ascii")
+        os.replace(temporary, self._done)
+
+    def facts(self) -> dict[str, int] | None:
+        """What `finish` was given; None where it is not complete, or is not as it was left.
+
+        A file that anybody wrote to has another change time, which nobody can set. After a start of
+        the machine nothing is believed: what was not written to the disk yet was lost.
+        """
+        try:
+            found = json.loads(self._done.read_text(encoding="ascii"))
+            if found["boot"] != _boot_id() or found["state"] != self._state():
+                return None
+            return {str(name): int(value) for name, value in found["facts"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def _state(self) -> str:
+        digest = hashlib.sha256()
+        for path in (os.fsencode(self.log), os.fsencode(self.directory)):
+            for name, status in _walk(path):
+                numbers = (
+                    status.st_ino,
+                    status.st_mode,
+                    status.st_uid,
+                    status.st_size,
+                    status.st_mtime_ns,
+                    status.st_ctime_ns,
+                )
+                digest.update(name + repr(numbers).encode())
+        return digest.hexdigest()
+
+
+def _walk(top: bytes) -> Iterable[tuple[bytes, os.stat_result]]:
+    pending = [top]
+    while pending:
+        path = pending.pop()
+        status = os.lstat(path)
+        yield path[len(top) :], status
+        if stat.S_ISDIR(status.st_mode):
+            pending += (os.path.join(path, name) for name in sorted(os.listdir(path)))
+
+
+def _boot_id() -> str:
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return "unknown"
+
+
+def _checked(destination: Path) -> Path:
+    """The destination, absolute, with its parent's links followed.
+
+    Raises:
+        ConfigError: it cannot be one.
+    """
+    path = Path(os.path.abspath(destination))
+    if path == Path(path.anchor):
+        raise ConfigError("refusing the root of the file system as a destination")
+    try:
+        path = path.parent.resolve(strict=True) / path.name
+    except (OSError, RuntimeError):
+        raise ConfigError(f"{path.parent} is no directory", hint="make it first") from None
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise ConfigError(f"{path} is there already", hint="name a directory that is not there")
+    if path.is_mount():
+        raise ConfigError(
+            f"{path} is a mount point, where nothing can appear at once",
+            hint=f"name a directory in it, such as {path / 'model'}",
+        )
+    if path.is_dir() and any(os.scandir(path)):
+        raise ConfigError(
+            f"{path} is not empty", hint="remove it first, or name a directory that is not there"
+        )
+    return path
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
