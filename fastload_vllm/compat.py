@@ -62,6 +62,13 @@ IS_OBJECT_URI = Name(
     "which models are object-store URIs",
     ("model_or_path",),
 )
+IS_CLOUD_STORAGE = Name(
+    _ARGUMENTS,
+    "is_cloud_storage",
+    "patched: a hub is asked for what it does not know",
+    ("model_or_path",),
+    front=True,
+)
 VLLM_CONFIG = Name(_VLLM_CONFIG, "VllmConfig", "patched")
 VERIFY_CONFIG = Name(
     _VLLM_CONFIG,
@@ -223,6 +230,7 @@ CONFIG_NAMES: tuple[EngineName, ...] = (
     MODEL_CONFIG,
     PULL_METADATA,
     IS_OBJECT_URI,
+    IS_CLOUD_STORAGE,
     VLLM_CONFIG,
     VERIFY_CONFIG,
     ENGINE_ARGUMENTS,

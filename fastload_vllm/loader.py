@@ -27,7 +27,7 @@ from fastload_common.errors import (
 from fastload_common.load.session import LoadSession, WeightSource
 from fastload_vllm import compat
 from fastload_vllm.group import loading_group
-from fastload_vllm.port import rank_place, weights_root
+from fastload_vllm.port import is_object_uri, rank_place, weights_root
 
 __all__ = ["FastloadModelLoader", "eager_reason"]
 
@@ -39,7 +39,7 @@ _MISTRAL_FILES = "consolidated*.safetensors"
 
 
 class FastloadModelLoader(_Base):  # type: ignore[misc]  # vLLM is not there when types are checked
-    """Loads weights from ``s3://`` URIs, directories and hub ids.
+    """Loads weights from ``s3://`` and ``oci://`` URIs, directories and hub ids.
 
     Raises:
         EngineUnsupportedError: this vLLM lacks something that the loader needs.
@@ -139,7 +139,7 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # vLLM is not there whe
     ) -> str:
         """The URI or directory with the weights. Downloads a hub id, as the default loader does."""
         _check_place(model)
-        if not compat.IS_OBJECT_URI.get()(model) and not os.path.isdir(model):
+        if not is_object_uri(model) and not os.path.isdir(model):
             model = self._download(model, revision, subfolder, patterns, prefer)
         return f"{model.rstrip('/')}/{subfolder.strip('/')}" if subfolder else model
 
@@ -153,7 +153,7 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # vLLM is not there whe
     ) -> str:
         if not self._may_download:
             raise ConfigError(
-                f"{model} is neither a directory nor an s3:// URI",
+                f"{model} is neither a directory nor an s3:// or oci:// URI",
                 hint="nothing is downloaded for a plan: name where the model lies",
             )
         local = compat.FROM_MODELSCOPE.get()(model, revision)
@@ -180,10 +180,11 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # vLLM is not there whe
 
 def _check_place(model: str) -> None:
     """Refuse what is no directory, no object URI and no hub id, before a hub is asked for it."""
-    if compat.IS_OBJECT_URI.get()(model) or os.path.isdir(model):
+    if is_object_uri(model) or os.path.isdir(model):
         return
     if "://" in model or model.startswith(("/", "./", "~")):
-        raise ConfigError(f"no such directory: {model}", hint="name a directory or an s3:// URI")
+        hint = "name a directory, an s3:// or an oci:// URI"
+        raise ConfigError(f"no such directory: {model}", hint=hint)
 
 
 def _patterns(patterns: Iterable[str] | None) -> tuple[str, ...] | None:
@@ -196,7 +197,7 @@ def _preferred_set(model_config: Any) -> str:
         return "hf"
     model = str(model_config.model)
     # A reload may put a URI here; the engine would ask a hub for its files.
-    if compat.IS_OBJECT_URI.get()(model):
+    if is_object_uri(model):
         return "auto"
     if os.path.isdir(model):
         # The engine's own look also finds such files in folders, which hold other models.

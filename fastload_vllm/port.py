@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastload_common.engine.object_model import is_registry_uri
 from fastload_common.load.session import RankPlace
 from fastload_vllm import compat
 
-__all__ = ["rank_place", "weights_root"]
+__all__ = ["is_object_uri", "rank_place", "weights_root"]
+
+
+def is_object_uri(model: str) -> bool:
+    """Whether vLLM knows this as the URI of an object store, or we alone as a registry's."""
+    return is_registry_uri(model) or bool(compat.IS_OBJECT_URI.get()(model))
 
 
 def rank_place() -> RankPlace:

@@ -24,7 +24,7 @@ from fastload_common.errors import FastloadError
 __all__ = ["diagnose", "doctor"]
 
 OptionalUri = Annotated[
-    str | None, typer.Argument(help="A model to reach: s3://bucket/prefix or a directory.")
+    str | None, typer.Argument(help="A model to reach: s3://, oci:// or a directory.")
 ]
 
 

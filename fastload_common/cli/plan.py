@@ -21,6 +21,7 @@ import typer
 from fastload_common.cli.output import print_json, show, table
 from fastload_common.cli.settings import AsJson, SetOption, parse_assignments
 from fastload_common.errors import ConfigError, EngineUnsupportedError
+from fastload_common.source.oci_reference import is_oci_uri, parse_reference
 from fastload_common.source.uri import parse_root
 from fastload_common.units import format_size
 
@@ -37,7 +38,10 @@ _EMPTY_STAGE = "needs no weights: the pipeline has more stages than the model ca
 
 
 def plan(
-    uri: Annotated[str, typer.Argument(help="s3://bucket/prefix, or a directory.")],
+    uri: Annotated[
+        str,
+        typer.Argument(help="s3://bucket/prefix, oci://registry/repository:tag, or a directory."),
+    ],
     engine: Annotated[str, typer.Option(help="Whose model code to run.")] = "vllm",
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="Pipeline-parallel ranks.")] = 1,
@@ -149,11 +153,16 @@ def _check_place(uri: str) -> None:
     """Refuse what cannot be a model's place, before an engine is imported for it.
 
     Raises:
-        ConfigError: it is neither a directory, nor an s3:// URI, nor an id of a hub.
+        ConfigError: it is neither a directory, nor an s3:// or oci:// URI, nor an id of a hub.
     """
+    if is_oci_uri(uri):
+        parse_reference(uri)
+        return
     place = parse_root(uri)
     if isinstance(place, Path) and not place.is_dir() and not _HUB_ID.fullmatch(uri):
-        raise ConfigError(f"no such directory: {uri}", hint="name a directory or an s3:// URI")
+        raise ConfigError(
+            f"no such directory: {uri}", hint="name a directory, an s3:// or an oci:// URI"
+        )
 
 
 def _check_page(file: Path | None) -> None:

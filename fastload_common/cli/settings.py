@@ -14,7 +14,12 @@ from fastload_common.units import format_size
 
 __all__ = ["AsJson", "SetOption", "Uri", "config", "parse_assignments", "settings_from"]
 
-Uri = Annotated[str, typer.Argument(help="s3://bucket/prefix, file:///directory, or a path.")]
+Uri = Annotated[
+    str,
+    typer.Argument(
+        help="s3://bucket/prefix, oci://registry/repository:tag, file:///directory, or a path."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SetOption = Annotated[
     list[str] | None,

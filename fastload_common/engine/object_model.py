@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from pathlib import Path
 from typing import NoReturn
@@ -14,12 +15,16 @@ from fastload_common.load.metadata import (
     require_configuration,
     require_tokenizer,
 )
+from fastload_common.source.oci_reference import is_oci_uri
+from fastload_common.source.registry import open_source, pinned_uri
 
 __all__ = [
     "explain_format",
     "fetch_model",
     "fetch_tokenizer",
+    "is_registry_uri",
     "other_format_works",
+    "pin_model",
     "refuse_other_stores",
 ]
 
@@ -58,15 +63,32 @@ def fetch_tokenizer(uri: str, settings: Settings, *, required: bool = True) -> P
     return directory
 
 
+def is_registry_uri(uri: str) -> bool:
+    """Whether it names an artifact in a registry, which no engine reads by itself."""
+    return is_oci_uri(uri)
+
+
+def pin_model(uri: str, settings: Settings) -> str:
+    """The same model, named so that every process reads one state: a tag's digest of this moment.
+
+    Raises:
+        ConfigError, SourceError: a registry does not have it, or does not answer.
+    """
+    if not is_registry_uri(uri):
+        return uri
+    with contextlib.closing(open_source(uri, settings)) as source:
+        return pinned_uri(source)
+
+
 def refuse_other_stores(uri: str) -> None:
-    """Say early that only S3 is read.
+    """Say early that only S3 and registries are read.
 
     Raises:
         ConfigError: another scheme.
     """
-    if not uri.lower().startswith("s3://"):
+    if not uri.lower().startswith(("s3://", "oci://")):
         raise ConfigError(
-            f"load format {LOAD_FORMAT} reads s3:// and directories, got {uri}",
+            f"load format {LOAD_FORMAT} reads s3://, oci:// and directories, got {uri}",
             hint="copy the model to an S3-compatible store, or use --load-format "
             "runai_streamer for gs:// and az://",
         )
@@ -83,6 +105,11 @@ def explain_format(engine: Engine, uri: str, load_format: str) -> NoReturn:
     Raises:
         ConfigError: always.
     """
+    if is_registry_uri(uri):
+        raise ConfigError(
+            f"{uri} needs a load format that reads registries, got {load_format}",
+            hint=f"add --load-format {LOAD_FORMAT} (installed)",
+        )
     raise ConfigError(
         f"{uri} needs a load format that reads object stores, got {load_format}",
         hint=f"add --load-format {LOAD_FORMAT} (installed), or install {engine.package}[runai] for "

@@ -177,7 +177,7 @@ class Authorizer:
         with self._lock:
             scheme = self._challenge.scheme if self._challenge else "none asked for"
             found = self._credential.origin if self._credential else "none"
-        return {"authentication": scheme, "credentials": found}
+        return {"authentication": scheme, "registry_credentials": found}
 
     def _known(self) -> Credential | None:
         """The caller holds the lock, and so waits for a helper once."""

@@ -48,6 +48,11 @@ def parse_root(uri: str) -> S3Location | Path:
         return s3_location(uri)
     if scheme == "file":
         return _directory(os.fsdecode(file_path(uri)), uri)
+    if scheme == "oci":
+        raise ConfigError(
+            f"an artifact of a registry cannot stand here: {scheme}://{_harmless(rest)}",
+            hint="name a directory or s3://bucket/prefix",
+        )
     near = " (did you mean s3://?)" if scheme in ("s3a", "s3n") else ""
     raise ConfigError(
         f"unknown scheme {scheme}:// in {scheme}://{_harmless(rest)}{near}",

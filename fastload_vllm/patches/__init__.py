@@ -14,11 +14,13 @@ from fastload_vllm.patches import (
     model_load_format,
     object_store_format_check,
     object_store_metadata,
+    registry_uris,
 )
 
 __all__ = ["COMPILE_KEY_PATCHES", "COMPILE_PATCHES", "PATCHES"]
 
 PATCHES: tuple[Patch, ...] = (
+    registry_uris.PATCH,
     model_load_format.PATCH,
     draft_load_format.PATCH,
     object_store_metadata.PATCH,

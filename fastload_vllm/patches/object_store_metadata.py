@@ -1,4 +1,4 @@
-"""`ModelConfig.maybe_pull_model_tokenizer_for_runai`: pull s3:// metadata ourselves."""
+"""`ModelConfig.maybe_pull_model_tokenizer_for_runai`: pull s3:// and oci:// metadata ourselves."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from fastload_common.engine.object_model import (
     explain_format,
     fetch_model,
     fetch_tokenizer,
+    is_registry_uri,
     other_format_works,
+    pin_model,
 )
 from fastload_common.engine.patch import Patch
 from fastload_vllm import compat
 from fastload_vllm.asked import asked
+from fastload_vllm.port import is_object_uri
 
 __all__ = ["PATCH"]
 
@@ -22,7 +25,6 @@ __all__ = ["PATCH"]
 def _pull(
     original: Callable[..., Any], self: Any, model: str, tokenizer: str, *args: Any, **kwargs: Any
 ) -> Any:
-    is_object_uri = compat.IS_OBJECT_URI.get()
     remote = [uri for uri in (model, tokenizer) if is_object_uri(str(uri))]
     if self.model_weights or not remote:
         return original(self, model, tokenizer, *args, **kwargs)
@@ -30,9 +32,10 @@ def _pull(
     if wish is not None and wish.fastload:
         _fetch(self, model, tokenizer, load_settings(wish.extra_config))
         return None
-    if not other_format_works():
+    ours = [uri for uri in remote if is_registry_uri(str(uri))]
+    if ours or not other_format_works():
         if wish is not None:
-            explain_format(compat.ENGINE, remote[0], wish.load_format)
+            explain_format(compat.ENGINE, [*ours, *remote][0], wish.load_format)
         # Built outside of EngineArgs: the load format is not known yet, and only ours can work.
         _fetch(self, model, tokenizer, load_settings())
         return None
@@ -40,12 +43,15 @@ def _pull(
 
 
 def _fetch(config: Any, model: str, tokenizer: str, settings: Settings) -> None:
-    """Set what the original sets: `model_weights` is the URI, the others are directories."""
-    is_object_uri = compat.IS_OBJECT_URI.get()
+    """Set what the original sets: `model_weights` is the URI, the others are directories.
+
+    All processes of the engine read what a tag named here.
+    """
     wants_tokenizer = not config.skip_tokenizer_init
     if is_object_uri(model):
+        pinned = pin_model(model, settings)
         directory = fetch_model(
-            model,
+            pinned,
             settings,
             configuration=not config.hf_config_path,
             tokenizer=wants_tokenizer and tokenizer == model,
@@ -53,7 +59,7 @@ def _fetch(config: Any, model: str, tokenizer: str, settings: Settings) -> None:
         if tokenizer == model:
             config.tokenizer = str(directory)
         config.model = str(directory)
-        config.model_weights = model
+        config.model_weights = pinned
     if is_object_uri(tokenizer) and tokenizer != model:
         config.tokenizer = str(fetch_tokenizer(tokenizer, settings, required=wants_tokenizer))
 
