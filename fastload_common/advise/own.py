@@ -34,7 +34,7 @@ _SLACK = 1.25
 _RANK_MOST_BYTES = 4 * GIB
 _MEMORY_SHARE = 4
 _DESCRIPTORS = 65_536
-# Files are a little larger than what is read of them, and two models may share the disk.
+# The cache leaves 15 % of the disk free, for the kubelet.
 _CACHE_ROOM = 1.2
 _GRACE_S = 15
 _VARIABLES = {option.name: option.variable for option in OPTIONS}
@@ -86,7 +86,7 @@ def own_settings(
             "/cache/fastload",
             "configuration and tokenizer files; some MB, any writable volume (an emptyDir)",
         ),
-        *_node_cache(model_bytes, machine, places),
+        _node_cache(model_bytes, machine, places),
         _compile_cache(places),
         Setting("HF_HUB_OFFLINE", "1", "all files come from the bucket; nothing asks a hub"),
         Setting(
@@ -139,19 +139,15 @@ def _staging_bytes(model_bytes: int, machine: Machine, ranks: int) -> int:
     return min(int(each * _SLOT_BYTES * _SLACK), _RANK_MOST_BYTES) * ranks
 
 
-def _node_cache(model_bytes: int, machine: Machine, places: Places) -> tuple[Setting, ...]:
-    name = _VARIABLES.get("node_cache")
-    if name is None:
-        return ()
+def _node_cache(model_bytes: int, machine: Machine, places: Places) -> Setting:
+    name = _VARIABLES["node_cache"]
     if machine.nvme_bytes < model_bytes * _CACHE_ROOM:
-        return (Setting(name, None, "no local disk that holds the model: it would be on EBS"),)
-    return (
-        Setting(
-            name,
-            f"{places.node_directory}/ranges",
-            f"{format_size(machine.nvme_bytes)} of local disk: the next pod on this node reads "
-            "from there, at any number of ranks",
-        ),
+        return Setting(name, None, "no local disk that holds the model: it would be on EBS")
+    return Setting(
+        name,
+        f"{places.node_directory}/ranges",
+        f"{format_size(machine.nvme_bytes)} of local disk: the next pod on this node reads from "
+        "there, at any number of ranks",
     )
 
 
