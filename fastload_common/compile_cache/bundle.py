@@ -49,12 +49,15 @@ class Packing:
         harmless: what may be taken out of a file's bytes before such paths are looked for, such
             as a comment that nobody follows.
         passing: patterns of names to leave out.
+        seen: path without links -> bytes and time (ns) of the files that were complete when that
+            was noted. Others are left out, and one that is not as noted is an error. None: all are.
         limits: as for unpacking.
     """
 
     places: Mapping[str, Path] = field(default_factory=dict)
     harmless: Sequence[re.Pattern[bytes]] = ()
     passing: Sequence[str] = PASSING
+    seen: Mapping[str, tuple[int, int]] | None = None
     limits: Limits = LIMITS
 
 
@@ -85,7 +88,7 @@ def pack(
             check_name(name)
             if path is None:
                 directories.append((root, name))
-            else:
+            elif how.seen is None or os.path.realpath(path) in how.seen:
                 writer.add(root, name, path)
     writer.finish()
     return Manifest(
@@ -161,6 +164,12 @@ class _Writer:
 
     def add(self, root: str, name: str, path: Path) -> None:
         data, status = _read_whole(path, self._how.limits.content_bytes - self._content_bytes)
+        if self._how.seen is not None:
+            noted = self._how.seen.get(os.path.realpath(path))
+            if noted != (status.st_size, status.st_mtime_ns):
+                raise BundleInvalidError(
+                    f"{path} has changed since warm-up", hint="a later start publishes it"
+                )
         self._content_bytes += len(data)
         if len(self.files) >= self._how.limits.files:
             raise BundleInvalidError("too many files", limit=self._how.limits.files)

@@ -159,6 +159,7 @@ class CompileCache:
         *,
         places: Mapping[str, Path] | None = None,
         harmless: Sequence[re.Pattern[bytes]] = (),
+        seen: Mapping[str, tuple[int, int]] | None = None,
         replace: bool = False,
     ) -> None:
         """Store what the engine has compiled, in the background.
@@ -168,7 +169,7 @@ class CompileCache:
         Args:
             outcome: of `restore`; its key is used, and ``published`` is set in it.
             roots: as for `restore`.
-            places, harmless: see `Packing`.
+            places, harmless, seen: see `Packing`.
             replace: the entry is there and the engine could not use it.
         """
         if not outcome.key or (outcome.status == "hit" and not replace):
@@ -176,7 +177,7 @@ class CompileCache:
         if self._keys is not None and not self._keys.may_sign:
             outcome.published = dict.fromkeys(self._names(), "there is only the public key")
             return
-        how = Packing(places=places or {}, harmless=harmless)
+        how = Packing(places=places or {}, harmless=harmless, seen=seen)
         fixed = dict(roots)
         self._background.submit(
             "publishing to the compile cache",

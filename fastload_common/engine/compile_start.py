@@ -12,6 +12,7 @@ Nothing here raises: without the cache the engine compiles.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
@@ -28,6 +29,7 @@ from fastload_common.config import Settings, load_settings
 from fastload_common.engine.cache_roots import CacheRoot
 from fastload_common.engine.compile_counters import Counted, sum_counted
 from fastload_common.engine.compile_directories import Directories, prepare_directories
+from fastload_common.engine.compile_place import see
 from fastload_common.engine.compile_verdict import SCHEMA, SCHEMA_VERSION, Verdict, judge
 from fastload_common.errors import FastloadError
 from fastload_common.load.report import append_line
@@ -76,6 +78,8 @@ class CompileStart:
         self._settings = settings
         self._clock = clock
         self._restored = threading.Event()
+        self._lock = threading.Lock()
+        self._is_given_up = False
         self._before: set[tuple[str, str]] = set()
         self._waited_s = 0.0
 
@@ -105,6 +109,11 @@ class CompileStart:
                 return None
             checked = check_factors(factors())
             directories = prepare_directories(layout, key_of(checked), settings, made_up=made_up)
+            start = cls(engine, cache, directories, settings, clock)
+            threading.Thread(
+                target=start._restore, args=(checked,), name="fastload-compile-restore", daemon=True
+            ).start()
+            return start
         except FastloadError as error:
             logger.warning("fastload: compile cache: not used: %s", error)
             return None
@@ -113,12 +122,6 @@ class CompileStart:
             logger.warning("fastload: compile cache: not used: %s", type(error).__name__)
             logger.debug("fastload: compile cache: not begun", exc_info=True)
             return None
-        start = cls(engine, cache, directories, settings, clock)
-        thread = threading.Thread(
-            target=start._restore, args=(checked,), name="fastload-compile-restore", daemon=True
-        )
-        thread.start()
-        return start
 
     @property
     def roots(self) -> dict[str, Path]:
@@ -127,10 +130,17 @@ class CompileStart:
 
     def wait(self) -> Outcome:
         """Wait until artefacts are in place, or known not to come."""
+        if not self.directories.place.is_mine:  # forked: the thread is the parent's
+            return self.outcome
         begun_s = self._clock.monotonic_s()
         limit_s = self._settings.compile_cache_deadline_s + _UNPACK_S
         if not self._clock.wait(self._restored, limit_s):
-            logger.warning("fastload: compile cache: restoring took longer than %.0f s", limit_s)
+            with self._lock:
+                # What still comes is whole, but what became of it is not waited for any more.
+                self._is_given_up = not self._restored.is_set()
+        if self._is_given_up:
+            self.outcome.notes.append(f"restoring took longer than {limit_s:.0f} s")
+            logger.warning("fastload: compile cache: %s", self.outcome.notes[-1])
         self._waited_s = self._clock.monotonic_s() - begun_s
         self._before = self.directories.names()
         return self.outcome
@@ -147,6 +157,8 @@ class CompileStart:
         """
         if waited_s is not None:
             self._waited_s = waited_s
+        if not self.directories.place.is_mine:
+            return None
         try:
             return self._complete(list(counted), why)
         except Exception as error:  # noqa: BLE001 - a cache never ends a server
@@ -159,10 +171,14 @@ class CompileStart:
         return self._cache.finish(limit_s)
 
     def _restore(self, factors: Mapping[str, Any]) -> None:
+        outcome = self.outcome
         try:
-            self.outcome = self._cache.restore(factors, self.roots)
+            outcome = self._cache.restore(factors, self.roots)
         finally:
-            self._restored.set()
+            with self._lock:
+                if not self._is_given_up:
+                    self.outcome = outcome
+                self._restored.set()
 
     def _complete(self, ranks: list[Counted], why: str) -> Verdict:
         total = sum_counted(ranks)
@@ -171,17 +187,29 @@ class CompileStart:
         self.verdict = verdict
         level = logging.WARNING if verdict.measured in ("unused", "partial") else logging.INFO
         logger.log(level, "fastload: compile cache: %s", verdict)
+        try:
+            self._publish(verdict, facts, why)
+        finally:
+            if self._settings.report is not None:
+                self._cache.then("writing the report", self._report)
+        return verdict
+
+    def _publish(self, verdict: Verdict, facts: Path, why: str) -> None:
         # What was compiled although an entry was there is worth publishing only if it is new, and
         # nobody knows that the engine cannot use it.
         is_new = not why and bool(self.directories.names() - self._before)
-        if verdict.measured in ("miss", "warm") or (verdict.compiled and is_new):
-            if verdict.measured == "miss" or not facts.exists():
-                facts.parent.mkdir(parents=True, exist_ok=True)
-                facts.write_text(json.dumps({"compile_s": verdict.compile_s}))
-            self._cache.publish(self.outcome, self.roots, replace=verdict.compiled > 0)
-        if self._settings.report is not None:
-            self._cache.then("writing the report", self._report)
-        return verdict
+        is_wanted = verdict.measured in ("miss", "warm") or (verdict.compiled and is_new)
+        if is_wanted and (verdict.measured == "miss" or not facts.exists()):
+            _write_facts(facts, verdict)
+        # The server goes on, and may compile more: what counts is what is there now.
+        seen = see(self.roots.values())
+        place = self.directories.place
+        self._cache.then("noting what was compiled", lambda: place.seal(seen))
+        if is_wanted:
+            # An entry that was not put into place has a reason, and may be of use to others.
+            replace = self.outcome.status == "hit" and verdict.compiled > 0
+            self._cache.publish(self.outcome, self.roots, seen=seen, replace=replace)
+        self._cache.then("letting others have the directory", place.finish)
 
     def _report(self) -> None:
         if self.verdict is None or self._settings.report is None:
@@ -196,6 +224,16 @@ class CompileStart:
             **self.outcome.record(),
         }
         append_line(self._settings.report, json.dumps({name: found[name] for name in SCHEMA}))
+
+
+def _write_facts(facts: Path, verdict: Verdict) -> None:
+    try:
+        facts.parent.mkdir(parents=True, exist_ok=True)
+        facts.write_text(json.dumps({"compile_s": verdict.compile_s}))
+    except OSError as error:  # then nobody will know how much was saved
+        logger.debug("fastload: compile cache: no facts: %s", error)
+        with contextlib.suppress(OSError):
+            facts.unlink()
 
 
 def _published_s(facts: Path) -> float | None:
