@@ -47,6 +47,7 @@ class _Watch:
             self._board.tell_restored()
         before = self._start.directories.names()
         reports = self._board.collect(self._ranks, self.stop)
+        self._board.remove()
         if len(reports) < self._ranks:
             logger.warning(
                 "fastload: compile cache: nothing is published: %d of %d ranks have not said "
@@ -60,7 +61,6 @@ class _Watch:
                 _with_uncounted(reports, uncounted),
                 waited_s=max(report.waited_s for report in reports),
             )
-        self._board.remove()
 
 
 _watch: _Watch | None = None

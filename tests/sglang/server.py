@@ -23,7 +23,7 @@ START_DEADLINE_S = 400.0
 PROMPT = [10, 20, 30, 40, 50]
 ROOT = Path(__file__).parents[2]
 
-ON_CPU = (*sglang_cpu.ARGUMENTS, "--skip-server-warmup")
+NO_WARMUP = "--skip-server-warmup"
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,13 @@ class Server:
         ]
 
 
-def command(model: str, *arguments: str, port: int | None = None) -> list[str]:
+def command(
+    model: str, *arguments: str, port: int | None = None, warm_up: bool = False
+) -> list[str]:
     where = ("--host", "127.0.0.1", "--port", str(port or free_port()))
     program = (sys.executable, "-m", "sglang.launch_server", "--model-path", model)
-    return [*program, *where, *ON_CPU, *arguments]
+    skipped = () if warm_up else (NO_WARMUP,)
+    return [*program, *where, *sglang_cpu.ARGUMENTS, *skipped, *arguments]
 
 
 def environment(
@@ -97,12 +100,17 @@ def environment(
 
 @contextlib.contextmanager
 def serving(
-    log: Path, variables: Mapping[str, str], model: str, *arguments: str, ranks: int = 1
+    log: Path,
+    variables: Mapping[str, str],
+    model: str,
+    *arguments: str,
+    ranks: int = 1,
+    warm_up: bool = False,
 ) -> Iterator[Server]:
-    """A server that is up; nothing of it is left afterwards."""
+    """A server that is up, with or without a warm-up request of its own; nothing of it is left."""
     port = free_port()
     before = shared_memory()
-    wanted = command(model, *arguments, "--tp", str(ranks), port=port)
+    wanted = command(model, *arguments, "--tp", str(ranks), port=port, warm_up=warm_up)
     with log.open("wb") as output:
         process = subprocess.Popen(
             wanted,

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from fastload_common.testing import sglang_cpu
 from fastload_common.testing.s3_server import S3Server
-from tests.sglang.server import ON_CPU, environment
+from tests.sglang.server import environment
 
 pytestmark = [
     pytest.mark.engine,
@@ -112,7 +113,10 @@ def decided(
     jobs: dict[str, dict[str, Any]], directory: Path, variables: dict[str, str]
 ) -> dict[str, dict[str, Any]]:
     text = json.dumps(
-        [{"argv": [*job["argv"], *ON_CPU]} if "argv" in job else job for job in jobs.values()]
+        [
+            {"argv": [*job["argv"], *sglang_cpu.ARGUMENTS]} if "argv" in job else job
+            for job in jobs.values()
+        ]
     ).replace("DIRECTORY", str(directory / "model"))
     done = subprocess.run(
         [sys.executable, str(WORKER), text],
