@@ -12,14 +12,18 @@ from dataclasses import dataclass
 
 from fastload_common.advise.machine import Machine
 from fastload_common.advise.records import Note, Setting
-from fastload_common.config import OPTIONS
-from fastload_common.transfer.sizing import choose_concurrency
+from fastload_common.config import OPTIONS, Settings
+from fastload_common.load.request import RankPlace
+from fastload_common.load.sizes import LoadSizes, choose_sizes
+from fastload_common.load.sizes import Machine as LoadMachine
 from fastload_common.units import GIB, MIB, format_size
 
 __all__ = [
     "REQUEST_BYTES_PER_S",
+    "LoadChoice",
     "Places",
-    "chosen_connections",
+    "grace_s",
+    "load_choice",
     "own_notes",
     "own_settings",
     "pod_memory_bytes",
@@ -29,11 +33,12 @@ REQUEST_BYTES_PER_S = 71 * 1000**2
 """What one connection brings with requests of 16 MiB, 50 ms to the first byte and 90 MB/s; assumed
 in `fastload_common.transfer.sizing`, whose sizes rest on it."""
 
+_MEMORY_SHARE = 4
+# As `load.sizes` reckons: a slot for each request, and some for what waits for its consumer.
 _SLOT_BYTES = 16 * MIB
 _SLACK = 1.25
-_RANK_MOST_BYTES = 4 * GIB
-_MEMORY_SHARE = 4
 _DESCRIPTORS = 65_536
+_MEMINFO = "/proc/meminfo"
 # The cache leaves 15 % of the disk free, for the kubelet.
 _CACHE_ROOM = 1.2
 _GRACE_S = 15
@@ -54,33 +59,72 @@ class Places:
     compile_prefix: str | None = None
 
 
-def chosen_connections(machine: Machine, model_bytes: int, ranks: int) -> int:
-    """The most requests in flight that a load takes of itself, all ranks together."""
-    most = choose_concurrency(
-        cpu_count=machine.vcpus,
-        descriptor_limit=_DESCRIPTORS,
-        ranks=ranks,
-        slots=1 << 20,
-        remaining_bytes=model_bytes,
-    ).maximum
-    return most * ranks
+@dataclass(frozen=True, slots=True)
+class LoadChoice:
+    """How a load on a machine should ask.
+
+    Attributes:
+        wanted: requests of 16 MiB that fill the link.
+        by_itself: the most that a load takes of itself, all ranks together.
+        concurrency, memory_bytes: to be set, for the node; None: leave unset.
+        connections: the most in flight with that, all ranks together.
+        staging_bytes: what all ranks take with that.
+    """
+
+    wanted: int
+    by_itself: int
+    concurrency: int | None
+    memory_bytes: int | None
+    connections: int
+    staging_bytes: int
+
+
+def load_choice(machine: Machine, model_bytes: int, ranks: int) -> LoadChoice:
+    """Ask the load itself what it would take, and set only what keeps it from filling the link."""
+    wanted = math.ceil(machine.link_bytes_per_s / REQUEST_BYTES_PER_S)
+    sizes = _sizes(machine, model_bytes, ranks, Settings())
+    by_itself = sizes.concurrency * ranks
+    # A model of fewer MiB is not worth so many.
+    useful = min(wanted, -(-model_bytes // MIB))
+    concurrency = memory_bytes = None
+    if by_itself < useful:
+        concurrency = wanted
+        sizes = _sizes(machine, model_bytes, ranks, Settings(concurrency=concurrency))
+        # Without memory for them the load would take smaller requests, which fill less.
+        enough_bytes = -(-int(wanted * _SLOT_BYTES * _SLACK) // GIB) * GIB + GIB
+        settings = Settings(concurrency=concurrency, memory_bytes=enough_bytes)
+        larger = _sizes(machine, model_bytes, ranks, settings)
+        if larger.chunk_bytes > sizes.chunk_bytes or larger.concurrency > sizes.concurrency:
+            sizes, memory_bytes = larger, enough_bytes
+    return LoadChoice(
+        wanted,
+        by_itself,
+        concurrency,
+        memory_bytes,
+        sizes.concurrency * ranks,
+        sizes.memory_bytes * ranks,
+    )
+
+
+def _sizes(machine: Machine, model_bytes: int, ranks: int, settings: Settings) -> LoadSizes:
+    """What one rank takes, where the container may have all memory of the machine."""
+    memory = f"MemAvailable: {machine.memory_bytes // 1024} kB\n"
+    here = LoadMachine(
+        machine.vcpus, _DESCRIPTORS, lambda file: memory if str(file) == _MEMINFO else None
+    )
+    place = RankPlace(local_rank=0, local_world_size=ranks, rank=0, world_size=ranks)
+    return choose_sizes(settings, place, model_bytes, machine=here)
 
 
 def own_settings(
     model_bytes: int, machine: Machine, ranks: int, places: Places
 ) -> tuple[Setting, ...]:
     """The variables to set, and the ones to leave alone."""
+    choice = load_choice(machine, model_bytes, ranks)
     return (
         Setting("--load-format", "fastload", "weights go from the bucket into the parameters"),
-        _concurrency(model_bytes, machine, ranks),
-        Setting(
-            _VARIABLES["memory_bytes"],
-            None,
-            f"left to the load: at most {format_size(_staging_bytes(model_bytes, machine, ranks))} "
-            f"for {_ranks(ranks)}, within a quarter of the pod's memory limit: a limit of "
-            f"{format_size(pod_memory_bytes(model_bytes, machine, ranks))} or more does not "
-            "bound it",
-        ),
+        _concurrency(choice, machine),
+        _memory(choice, ranks),
         Setting(
             _VARIABLES["cache_dir"],
             "/cache/fastload",
@@ -105,7 +149,7 @@ def grace_s() -> int:
 
 def pod_memory_bytes(model_bytes: int, machine: Machine, ranks: int) -> int:
     """The memory limit above which a load is not bound by it."""
-    return _MEMORY_SHARE * _staging_bytes(model_bytes, machine, ranks)
+    return _MEMORY_SHARE * load_choice(machine, model_bytes, ranks).staging_bytes
 
 
 def own_notes(model_bytes: int, machine: Machine) -> tuple[Note, ...]:
@@ -124,19 +168,27 @@ def own_notes(model_bytes: int, machine: Machine) -> tuple[Note, ...]:
     return tuple(notes)
 
 
-def _concurrency(model_bytes: int, machine: Machine, ranks: int) -> Setting:
+def _concurrency(choice: LoadChoice, machine: Machine) -> Setting:
     name = _VARIABLES["concurrency"]
-    most = chosen_connections(machine, model_bytes, ranks)
-    wanted = math.ceil(machine.link_bytes_per_s / REQUEST_BYTES_PER_S)
-    link = f"{wanted} requests of 16 MiB fill {machine.gbps / machine.network_cards:g} Gbit/s"
-    if wanted <= most:
-        return Setting(name, None, f"left to the load: {link}, and it goes up to {most} by itself")
-    return Setting(name, wanted, f"{link}, and by itself a load stops at {most}")
+    link = (
+        f"{choice.wanted} requests of 16 MiB fill {machine.gbps / machine.network_cards:g} Gbit/s"
+    )
+    if choice.concurrency is None:
+        why = f"left to the load: {link}, and it goes up to {choice.by_itself} by itself"
+        return Setting(name, None, why)
+    return Setting(
+        name, choice.concurrency, f"{link}, and by itself it stops at {choice.by_itself}"
+    )
 
 
-def _staging_bytes(model_bytes: int, machine: Machine, ranks: int) -> int:
-    each = math.ceil(chosen_connections(machine, model_bytes, ranks) / ranks)
-    return min(int(each * _SLOT_BYTES * _SLACK), _RANK_MOST_BYTES) * ranks
+def _memory(choice: LoadChoice, ranks: int) -> Setting:
+    name = _VARIABLES["memory_bytes"]
+    size = format_size(choice.staging_bytes)
+    limit = format_size(_MEMORY_SHARE * choice.staging_bytes)
+    share = f"for {_ranks(ranks)}; give the pod {limit} or more, a load takes a quarter at most"
+    if choice.memory_bytes is None:
+        return Setting(name, None, f"left to the load: at most {size} {share}")
+    return Setting(name, choice.memory_bytes, f"so many requests need {size} {share}")
 
 
 def _node_cache(model_bytes: int, machine: Machine, places: Places) -> Setting:

@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from fastload_common.advise.image import Image
+from fastload_common.advise.image import LARGE_LAYER_BYTES, Image
 from fastload_common.advise.machine import Machine
-from fastload_common.advise.own import REQUEST_BYTES_PER_S, chosen_connections
+from fastload_common.advise.own import REQUEST_BYTES_PER_S, load_choice
 from fastload_common.advise.records import Phase
 from fastload_common.advise.soci import REGISTRY_CONNECTION_BYTES_PER_S
 from fastload_common.errors import ConfigError
@@ -134,13 +134,15 @@ def image_phases(
 
 
 def _layers(image: Image, rates: Rates) -> list[int]:
-    """The layers, largest first; of an image of which only the sum is known, an assumed one."""
+    """The layers, largest first. What is not named of an image is assumed to be layers of 1 GB."""
     if image.layer_bytes is None:
-        largest_bytes = int(image.total_bytes * rates.largest_layer_share)
-        return [largest_bytes, image.total_bytes - largest_bytes]
-    named = sorted(image.layer_bytes, reverse=True)
+        named = [int(image.total_bytes * rates.largest_layer_share)]
+    else:
+        named = sorted(image.layer_bytes, reverse=True)
     rest_bytes = image.total_bytes - sum(named)
-    return [*named, rest_bytes] if rest_bytes else named
+    whole, left_bytes = divmod(rest_bytes, LARGE_LAYER_BYTES)
+    rest = [LARGE_LAYER_BYTES] * whole + [left_bytes] * (left_bytes > 0)
+    return sorted(named + rest, reverse=True)
 
 
 def _image(
@@ -195,7 +197,7 @@ def model_phases(
     Args:
         node_cache: whether the node's disk holds the model.
     """
-    connections = chosen_connections(machine, model_bytes, ranks)
+    connections = load_choice(machine, model_bytes, ranks).connections
     phases = [
         _slowest(
             "weights, from S3",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fastload_common.advise.advice import Advice
     from fastload_common.advise.image import Image
     from fastload_common.advise.machine import Machine
+    from fastload_common.advise.own import Places
     from fastload_common.advise.records import Setting
 
 __all__ = ["advise"]
@@ -51,7 +52,10 @@ Ranks = Annotated[int, typer.Option(help="Tensor-parallel ranks on the node.")]
 ModelSize = Annotated[
     str | None, typer.Option(help="All weight files, e.g. 67GiB; then nothing is read.")
 ]
-ImageName = Annotated[str | None, typer.Option(help="The container image's name.")]
+ImageName = Annotated[
+    str | None,
+    typer.Option(help="The container image; of oci://... its registry is asked for the layers."),
+]
 ImageSize = Annotated[str | None, typer.Option(help="All its layers, compressed.")]
 Layers = Annotated[
     list[str] | None, typer.Option(help="One layer, compressed; once for each large one.")
@@ -106,19 +110,18 @@ def advise(
 ) -> None:
     """Print settings for a model, an image and a machine, why, and the seconds to expect."""
     from fastload_common.advise import advice as advices
-    from fastload_common.advise.own import Places
     from fastload_common.advise.phases import rates_with
 
     machine = _machine(instance_type, vcpus, memory, gbps, network_cards, nvme, gpus)
     rates = rates_with(parse_assignments(assume))
-    found_image = _image(image, image_size, layer or [], manifest)
+    found_image = _image(image, image_size, layer or [], manifest, assignments)
     model_bytes = _model_bytes(uri, model_size, assignments)
     advice = advices.advise(
         machine,
         model_bytes=model_bytes,
         image=found_image,
         tensor_parallel=tp,
-        places=Places(node_directory.rstrip("/"), compile_prefix),
+        places=_places(node_directory, compile_prefix),
         rates=rates,
     )
     facts = _facts(uri, model_bytes, found_image, machine, asdict(rates))
@@ -152,6 +155,16 @@ def _machine(
     return machine_of(name, numbers)
 
 
+def _places(node_directory: str, compile_prefix: str | None) -> Places:
+    from fastload_common.advise.own import Places
+
+    if not node_directory.startswith("/"):
+        raise ConfigError(f"--node-directory: expected an absolute path, got {node_directory!r}")
+    if compile_prefix is not None and not compile_prefix.startswith("s3://"):
+        raise ConfigError(f"--compile-prefix: expected s3://bucket/prefix, got {compile_prefix!r}")
+    return Places(node_directory.rstrip("/"), compile_prefix)
+
+
 def _model_bytes(uri: str | None, size: str | None, assignments: list[str] | None) -> int | None:
     """The size of all weight files, as given or as the checkpoint's shards have it."""
     if size is not None:
@@ -168,23 +181,42 @@ def _model_bytes(uri: str | None, size: str | None, assignments: list[str] | Non
 
 
 def _image(
-    name: str | None, size: str | None, layers: list[str], manifest: str | None
+    name: str | None,
+    size: str | None,
+    layers: list[str],
+    manifest: str | None,
+    assignments: list[str] | None,
 ) -> Image | None:
-    from fastload_common.advise.image import image_of_manifest, image_of_sizes
+    from fastload_common.advise.image import Image, image_of_manifest, image_of_sizes
 
-    if manifest is None:
-        given = [_size(layer, "--layer") or 0 for layer in layers]
-        return image_of_sizes(name or "", _size(size, "--image-size"), given)
-    if size is not None or layers:
-        raise ConfigError("--manifest has the sizes: leave --image-size and --layer out")
+    if manifest is not None:
+        if size is not None or layers:
+            raise ConfigError("--manifest has the sizes: leave --image-size and --layer out")
+        return image_of_manifest(name or "", _json_of(manifest))
+    if name is not None and name.startswith("oci://") and size is None and not layers:
+        sizes = _layers_in_registry(name, assignments)
+        return Image(name, sum(sizes), sizes)
+    given = [_size(layer, "--layer") or 0 for layer in layers]
+    return image_of_sizes(name or "", _size(size, "--image-size"), given)
+
+
+def _layers_in_registry(name: str, assignments: list[str] | None) -> tuple[int, ...]:
+    from fastload_common.source.oci_image import OciImage
+    from fastload_common.source.oci_reference import parse_reference
+
+    with contextlib.closing(OciImage(parse_reference(name), settings_from(assignments))) as image:
+        return tuple(layer.size_bytes for layer in image.manifest.layers)
+
+
+def _json_of(file: str) -> dict[str, Any]:
     try:
-        text = sys.stdin.read() if manifest == "-" else Path(manifest).read_text("utf-8")
+        text = sys.stdin.read() if file == "-" else Path(file).read_text("utf-8")
         decoded = json.loads(text)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--manifest {manifest}: {error}") from error
+        raise ConfigError(f"--manifest {file}: {error}") from error
     if not isinstance(decoded, dict):
-        raise ConfigError(f"--manifest {manifest}: expected a JSON object")
-    return image_of_manifest(name or "", decoded)
+        raise ConfigError(f"--manifest {file}: expected a JSON object")
+    return decoded
 
 
 def _size(text: str | None, option: str) -> int | None:

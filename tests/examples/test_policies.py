@@ -60,7 +60,7 @@ def role(
     proxy: LoggingProxy, s3_server: S3Server, tmp_path: Path, keys: tuple[Path, Path]
 ) -> Callable[[str], set[Asked]]:
     """Does what pods of that role do, and says what they asked of S3."""
-    write_checkpoint(tmp_path / "model" / "model.safetensors", tiny_layers())
+    write_checkpoint(tmp_path / "model", tiny_layers())
     (tmp_path / "model" / "config.json").write_text("{}")
     bucket, _, prefix = MODEL_URI.removeprefix("s3://").partition("/")
     s3_server.upload_dir(tmp_path / "model", bucket, prefix)
