@@ -117,6 +117,10 @@ class DeviceBackend:
             self._pending.add(self._mark(), lambda: _release(kept, release))
         self._check()
 
+    def release_done(self) -> None:
+        """Give back what is not read any more; only where nothing is threaded."""
+        self._pending.release_done()
+
     def finish(self) -> None:
         """Wait for everything.
 

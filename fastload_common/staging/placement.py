@@ -99,7 +99,9 @@ class Placement:
     @property
     def device(self) -> torch.device | None:
         """Where the destination is; None: on the host, and made here."""
-        return None if self._destination is None else self._destination.device
+        if self._own or self._destination is None:
+            return None
+        return self._destination.device
 
     @property
     def unit(self) -> torch.dtype:

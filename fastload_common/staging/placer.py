@@ -148,6 +148,12 @@ class Placer:
             self._users.append(backend)
         backend.take(placement, chunk)
 
+    def release_done(self) -> None:
+        """Give back what is not read any more; only where nothing is threaded."""
+        for backend in self._backends.values():
+            if isinstance(backend, DeviceBackend):
+                backend.release_done()
+
     def let_go(self, release: Callable[[], None]) -> None:
         """All of this chunk was taken: have ``release`` called when nobody reads it any more."""
         users, self._users = self._users, []
