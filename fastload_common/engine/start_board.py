@@ -67,10 +67,9 @@ class StartBoard:
         Raises:
             OSError: it cannot be written.
         """
-        clock = clock or SystemClock()
-        _sweep(base, clock)
         board = cls(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base)), clock)
         (board.path / _RESTORING).touch()
+        _sweep(board.path)
         return board
 
     def tell_restored(self) -> None:
@@ -152,10 +151,12 @@ def added(
     return found
 
 
-def _sweep(base: Path, clock: Clock) -> None:
-    for path in base.glob(f"{_PREFIX}*"):
+def _sweep(young: Path) -> None:
+    """Remove what killed starts left beside a new one."""
+    now_s = young.stat().st_mtime  # by the clock of this file system
+    for path in young.parent.glob(f"{_PREFIX}*"):
         try:
-            if clock.wall_s() - path.stat().st_mtime > _OLD_S:
+            if now_s - path.stat().st_mtime > _OLD_S:
                 _remove(path)
         except OSError:
             continue
