@@ -25,6 +25,10 @@ _log = logging.getLogger(__name__)
 _KINDS = ("cuda", "xpu")  # ROCm is "cuda"
 # cudaHostRegister: for all contexts; and "the device only reads", which read-only maps need.
 _PORTABLE, _READ_ONLY = 1, 8
+_NO_ROWS = (
+    "slices of columns are gathered on the host, which takes CPU: the package cuda-bindings is of "
+    "no use here (%s)"
+)
 
 
 def open_device(device: torch.device) -> Device | None:
@@ -154,11 +158,11 @@ def _row_copier() -> Any:
     try:
         from cuda.bindings import runtime
     except ImportError as error:
-        _log.warning(
-            "slices of columns are gathered on the host, which takes CPU: the package "
-            "cuda-bindings cannot be imported (%s)",
-            error,
-        )
+        _log.warning(_NO_ROWS, f"it cannot be imported: {error}")
+        return None
+    status, _ = runtime.cudaGetDeviceCount()
+    if status != runtime.cudaError_t.cudaSuccess:
+        _log.warning(_NO_ROWS, f"{status.name}: is it of a newer CUDA than the driver?")
         return None
 
     def copy(
