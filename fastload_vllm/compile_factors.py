@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,11 +13,21 @@ from typing import Any
 from fastload_common.compile_cache.content import model_content_of
 from fastload_common.compile_cache.key import canonical
 from fastload_common.compile_cache.machine import machine_factors
+from fastload_common.config import environment
+from fastload_common.engine.compile_source import extensions_of, source_digest
 from fastload_common.engine.compile_values import fields_of, plain, without_noise
 from fastload_common.errors import FastloadError
 from fastload_vllm import compat
 
-__all__ = ["content_of", "factors_of", "model_identity", "recorded", "recording"]
+__all__ = [
+    "content_of",
+    "factors_of",
+    "is_recording",
+    "model_identity",
+    "recorded",
+    "recording",
+    "without_model_noise",
+]
 
 _rows = threading.local()
 
@@ -35,9 +44,19 @@ _LORA = (
     "fully_sharded_loras",
     "enable_tower_connector_lora",
     "specialize_active_lora",
-    "max_cpu_loras",
+    "enable_mixed_moe_lora_format",
+    "enable_moe_shared_loras",
+    "max_lora_cls_labels",
 )
 _MULTIMODAL = ("language_model_only", "mm_encoder_tp_mode", "mm_encoder_attn_backend")
+_COMPILATION = ("mode", "backend", "custom_ops", "splitting_ops", "compile_sizes", "pass_config")
+_NO_CODE = {"generation_config": "", "override_generation_config": (), "max_logprobs": 0}
+"""Of sampling, behind what is compiled; the engine counts them, some of them by their place."""
+_CONTEXT = ("prefill_context_parallel_size", "decode_context_parallel_size")
+_PARTITION = "VLLM_PP_LAYER_PARTITION"
+_COMPILERS = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TRITON_")
+_NO_CODE_WORDS = frozenset({"CACHE", "DEBUG", "THREADS", "TRACE", "PROGRESS", "PRINT"})
+_OF_THE_CPU = frozenset({"TORCHINDUCTOR_CPP_DYNAMIC_THREADS"})
 _EXPERTS = ("enable_eplb", "eplb_config", "expert_placement_strategy", "all2all_backend")
 
 
@@ -47,69 +66,112 @@ def factors_of(config: Any) -> dict[str, Any]:
     Raises:
         FastloadError: the model's configuration cannot be read.
     """
-    model, parallel = config.model_config, config.parallel_config
-    speculative, lora = config.speculative_config, config.lora_config
-    multimodal = getattr(model, "multimodal_config", None)
-    compilation, scheduler = config.compilation_config, config.scheduler_config
-    kind = compat.CURRENT_PLATFORM.get().device_type
-    found = machine_factors(kind="rocm" if kind == "cuda" and _is_rocm() else kind)
-    found |= {
+    return {
+        **_of_engine(config),
+        **_of_model(config.model_config),
+        **_of_limits(config),
+        **_of_layout(config.parallel_config),
+        **_of_compilation(config),
+        **_of_speculation(config.speculative_config),
+        **_of_lora(config.lora_config),
+        **_of_multimodal(getattr(config.model_config, "multimodal_config", None)),
+    }
+
+
+def _of_engine(config: Any) -> dict[str, Any]:
+    kind = _kind()
+    environ = environment()
+    return {
+        **machine_factors(kind="rocm" if kind == "cuda" and _is_rocm() else kind),
         "engine.name": compat.ENGINE.package,
         "engine.version": compat.engine_version(),
-        "engine.source": _source_digest(getattr(model, "architectures", ())),
+        "engine.source": _source_digest(getattr(config.model_config, "architectures", ())),
+        "engine.extensions": extensions_of(
+            compat.PLUGIN_GROUPS, compat.DISTRIBUTIONS, environ.get("VLLM_PLUGINS")
+        ),
         "engine.factors": _own_factors(config),
+        "engine.variables": _variables_of_compilers(environ),
+    }
+
+
+def _of_model(model: Any) -> dict[str, Any]:
+    return {
         "model.content": content_of(str(model.model)) or _content_by_name(model),
         "model.overrides": {"hf_overrides": plain(getattr(model, "hf_overrides", None))},
         "model.quantization": plain(model.quantization),
         "model.task": plain(model.runner_type),
         "dtype.model": str(model.dtype),
+    }
+
+
+def _of_limits(config: Any) -> dict[str, Any]:
+    return {
         "dtype.kv_cache": plain(config.cache_config.cache_dtype),
-        "limits.max_model_len": model.max_model_len,
-        "limits.max_num_batched_tokens": scheduler.max_num_batched_tokens,
-        "limits.max_num_seqs": scheduler.max_num_seqs,
+        "limits.max_model_len": config.model_config.max_model_len,
+        "limits.max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+        "limits.max_num_seqs": config.scheduler_config.max_num_seqs,
         "limits.block_size": plain(config.cache_config.block_size),
+    }
+
+
+def _of_layout(parallel: Any) -> dict[str, Any]:
+    return {
         "layout.tensor": parallel.tensor_parallel_size,
         "layout.pipeline": parallel.pipeline_parallel_size,
+        "layout.pipeline_partition": environment().get(_PARTITION) or None,
         "layout.expert": bool(parallel.enable_expert_parallel),
         "layout.expert_placement": fields_of(parallel, _EXPERTS),
         "layout.data": parallel.data_parallel_size,
-        "layout.context": fields_of(
-            parallel, ("prefill_context_parallel_size", "decode_context_parallel_size")
-        ),
+        "layout.context": fields_of(parallel, _CONTEXT),
         "layout.ranks": _ranks(parallel),
-        "layout.devices": _devices(parallel) if kind != "cpu" else None,
+        "layout.devices": None if _kind() == "cpu" else _devices(parallel),
+    }
+
+
+def _of_compilation(config: Any) -> dict[str, Any]:
+    compilation = config.compilation_config
+    return {
         "attention.backend": plain(getattr(config.attention_config, "backend", None)),
         "compilation.graph_mode": plain(compilation.cudagraph_mode),
         "compilation.graph_sizes": plain(compilation.cudagraph_capture_sizes),
-        "compilation.settings": fields_of(
-            compilation, ("mode", "backend", "custom_ops", "splitting_ops", "compile_sizes")
-        ),
+        "compilation.settings": fields_of(compilation, _COMPILATION),
         "compilation.inductor": plain(compilation.inductor_compile_config),
     }
-    if speculative is not None:
-        draft = speculative.draft_model_config
-        found |= {
-            "speculative.method": plain(speculative.method),
-            "speculative.tokens": speculative.num_speculative_tokens,
-            "speculative.model": draft and content_of(str(draft.model)),
-            "speculative.settings": fields_of(speculative, _SPECULATIVE),
-        }
-    found["lora.enabled"] = lora is not None
-    if lora is not None:
-        found |= {
-            "lora.max_loras": lora.max_loras,
-            "lora.max_rank": lora.max_lora_rank,
-            "lora.dtype": str(lora.lora_dtype),
-            "lora.targets": plain(lora.target_modules),
-            "lora.settings": fields_of(lora, _LORA),
-        }
-    if multimodal is not None:
-        found |= {
-            "multimodal.limits": plain(multimodal.limit_per_prompt),
-            "multimodal.processor": plain(multimodal.mm_processor_kwargs),
-            "multimodal.settings": fields_of(multimodal, _MULTIMODAL),
-        }
-    return found
+
+
+def _of_speculation(speculative: Any) -> dict[str, Any]:
+    if speculative is None:
+        return {}
+    draft = speculative.draft_model_config
+    return {
+        "speculative.method": plain(speculative.method),
+        "speculative.tokens": speculative.num_speculative_tokens,
+        "speculative.model": draft and (content_of(str(draft.model)) or _content_by_name(draft)),
+        "speculative.settings": fields_of(speculative, _SPECULATIVE),
+    }
+
+
+def _of_lora(lora: Any) -> dict[str, Any]:
+    if lora is None:
+        return {"lora.enabled": False}
+    return {
+        "lora.enabled": True,
+        "lora.max_loras": lora.max_loras,
+        "lora.max_rank": lora.max_lora_rank,
+        "lora.dtype": str(lora.lora_dtype),
+        "lora.targets": lora.target_modules and sorted(lora.target_modules),
+        "lora.settings": fields_of(lora, _LORA),
+    }
+
+
+def _of_multimodal(multimodal: Any) -> dict[str, Any]:
+    if multimodal is None:
+        return {}
+    return {
+        "multimodal.limits": plain(multimodal.limit_per_prompt),
+        "multimodal.processor": plain(multimodal.mm_processor_kwargs),
+        "multimodal.settings": fields_of(multimodal, _MULTIMODAL),
+    }
 
 
 @functools.lru_cache(maxsize=8)
@@ -151,42 +213,68 @@ def recorded(config: Any, factors: Mapping[str, Any]) -> None:
         rows[name] = {key: plain(value) for key, value in factors.items()}
 
 
+def is_recording() -> bool:
+    """Whether this thread is inside of `recording`."""
+    return getattr(_rows, "current", None) is not None
+
+
+def without_model_noise(model: Any, factors: dict[str, Any]) -> dict[str, Any]:
+    """What the engine hashes of a model's configuration, with the content instead of places."""
+    named: dict[str, Any] = dict(_NO_CODE)
+    identity = model_identity(str(model.model))
+    if identity is not None:
+        named |= {"model": identity, "model_weights": "", "revision": None, "code_revision": None}
+    return factors | {name: value for name, value in named.items() if name in factors}
+
+
 def _own_factors(config: Any) -> dict[str, Any]:
-    """What the engine itself hashes, row by row; of parts that hash in another way, the hash."""
+    """What the engine itself hashes, row by row; of parts that hash in another way, the hash.
+
+    The hash of all is there too: where the engine looks elsewhere, the key is another one.
+    """
     with recording() as rows:
-        config.compute_hash()
-    hashes = {}
+        hashes = {"all": str(config.compute_hash())}
     for name in ("scheduler_config", "lora_config", "speculative_config", "kernel_config"):
         part = getattr(config, name, None)
         if part is not None:
             hashes[name] = str(part.compute_hash())
     variables = plain(without_noise(compat.COMPILE_VARIABLES.get()()))
-    return {**rows, "hashes": hashes, "variables": variables}
+    told = {name: value for name, value in variables.items() if value is not None}
+    return {**rows, "hashes": hashes, "variables": told}
+
+
+def _variables_of_compilers(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Those of Inductor, Dynamo and Triton: settings that the engine does not know of."""
+    named = {
+        name: value
+        for name, value in environ.items()
+        if value and name.startswith(_COMPILERS) and name not in _OF_THE_CPU
+    }
+    return {
+        name: value
+        for name, value in without_noise(named).items()
+        if _NO_CODE_WORDS.isdisjoint(name.split("_"))
+    }
 
 
 def _content_by_name(model: Any) -> dict[str, str]:
     """Of a model that only its name is known of: its configuration as the engine has read it."""
     config = canonical(plain(model.hf_config.to_dict()))
+    # A commit says what its files are; without one the name has to do.
+    commit = getattr(model.hf_config, "_commit_hash", None)
     return {
         "config.json": hashlib.sha256(config).hexdigest(),
-        "revision": f"{model.model}@{model.revision}",
+        "revision": commit or f"{model.model}@{model.revision}",
     }
 
 
 def _source_digest(architectures: Any) -> str | None:
     """Of the files that define the model's classes: a local edit is another model."""
     models = compat.MODELS.get()
-    digest = hashlib.sha256()
-    found = False
-    for name in architectures or ():
-        place = models.get(name)
-        if place is None:
-            continue
-        spec = importlib.util.find_spec(f"{compat.MODELS_PACKAGE}.{place[0]}")
-        if spec is not None and spec.origin is not None:
-            digest.update(Path(spec.origin).read_bytes())
-            found = True
-    return digest.hexdigest() if found else None
+    places = [models[name][0] for name in architectures or () if name in models]
+    return source_digest(
+        [f"{compat.MODELS_PACKAGE}.{place}" for place in places], compat.MODELS_PACKAGE
+    )
 
 
 def _ranks(parallel: Any) -> list[str]:
@@ -198,8 +286,18 @@ def _ranks(parallel: Any) -> list[str]:
 
 def _devices(parallel: Any) -> list[int]:
     """Device numbers of this node's ranks: generated code names its device."""
-    first = (parallel.data_parallel_rank_local or 0) * parallel.local_world_size
-    return list(range(first, first + parallel.local_world_size))
+    first, count = 0, parallel.local_world_size
+    by_engine = parallel.distributed_executor_backend not in ("ray", "external_launcher")
+    if by_engine and parallel.nnodes_within_dp == 1:
+        replica = parallel.data_parallel_rank_local
+        first = (parallel.data_parallel_index if replica is None else replica) * count
+    logical = range(first, first + count)
+    given = getattr(parallel, "assigned_physical_gpu_ids", None)
+    return [given[rank] if given and rank < len(given) else rank for rank in logical]
+
+
+def _kind() -> str:
+    return str(compat.CURRENT_PLATFORM.get().device_type)
 
 
 def _is_rocm() -> bool:

@@ -14,7 +14,11 @@ __all__ = ["fields_of", "is_place", "plain", "without_noise"]
 _PLACE = re.compile(r"\s*(/|~(/|$)|[A-Za-z]:\\|[A-Za-z][A-Za-z0-9+.-]*://)")
 _PLACES = ("HOST", "HOSTNAME", "IP", "IPS", "ADDR", "ADDRESS", "PORT", "URL", "ENDPOINT")
 _DIRECTORIES = ("HOME", "DIR", "ROOT", "PATH")
-_NOISY_LAST = frozenset((*_PLACES, *_DIRECTORIES, "PLUGINS", "UUID", "PID", "INDICES"))
+_NOISY_LAST = frozenset(
+    (*_PLACES, *_DIRECTORIES, "PLUGINS", "UUID", "PID", "INDICES", "PREFIX", "DATE")
+)
+_NOISY_ANYWHERE = frozenset({"LOG", "LOGGING", "TIMEOUT"})
+"""How long something is waited for, and what is said meanwhile, decides no code."""
 _OF_NO_CONTENT = frozenset({"_name_or_path", "transformers_version"})
 _DEPTH = 24
 
@@ -25,12 +29,19 @@ def is_place(value: Any) -> bool:
 
 
 def without_noise(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables of an engine but those that name a host, a port, a place or a list of plugins."""
+    """Variables of an engine but those that decide no code.
+
+    These name a host, a port, a place, a list of plugins, a time to wait or what is logged.
+    """
     return {
         name: value
         for name, value in variables.items()
-        if name.upper().rsplit("_", 1)[-1] not in _NOISY_LAST and not is_place(value)
+        if not _is_noisy(name.upper().split("_")) and not is_place(value)
     }
+
+
+def _is_noisy(parts: list[str]) -> bool:
+    return parts[-1] in _NOISY_LAST or not _NOISY_ANYWHERE.isdisjoint(parts)
 
 
 def fields_of(holder: Any, names: Iterable[str]) -> dict[str, Any]:

@@ -13,20 +13,16 @@ from fastload_common.engine.compile_start import compile_cache_is_on
 from fastload_common.engine.compile_values import without_noise
 from fastload_common.engine.patch import Patch
 from fastload_vllm import compat
-from fastload_vllm.compile_factors import model_identity, recorded
+from fastload_vllm.compile_factors import is_recording, recorded, without_model_noise
 
 __all__ = ["PATCHES"]
 
 
 def _factors(original: Callable[..., Any], config: Any, *args: Any, **kwargs: Any) -> Any:
     factors = original(config, *args, **kwargs)
-    if compile_cache_is_on():
+    if is_recording() or compile_cache_is_on():
         if isinstance(config, compat.MODEL_CONFIG.get()):
-            identity = model_identity(str(config.model))
-            if identity is not None:
-                named = {"model": identity, "model_weights": "", "revision": None}
-                named["code_revision"] = None
-                factors = factors | {name: named[name] for name in named if name in factors}
+            factors = without_model_noise(config, factors)
         recorded(config, factors)
     return factors
 
