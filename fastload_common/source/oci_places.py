@@ -23,7 +23,7 @@ _DOCKER_HUB_HOST = "registry-1.docker.io"
 _MIRROR_HINT = (
     "write registry=mirror, such as FASTLOAD_OCI_MIRRORS=docker.io=mirror.example:5000/proxy"
 )
-_MIRROR = re.compile(r"([^=/\s]+)=(?:https?://)?([^=/\s@]+)(/[^=\s@?#]*)?")
+_MIRROR = re.compile(r"([^=/\s]+)=(?:https?://)?([^=/\s@?#]+)(/[^=\s@?#]*)?")
 
 
 @dataclass(frozen=True, slots=True)

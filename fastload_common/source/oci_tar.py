@@ -20,6 +20,7 @@ _BLOCK = 512
 _LEAST_WINDOW_BYTES = 4 * KIB
 _LARGEST_WINDOW_BYTES = 256 * KIB
 _LONGEST_NAME_BYTES = 64 * KIB
+_LONGEST_PATH = 4096
 _LARGEST_PAX_BYTES = 1 * MIB
 _MOST_ENTRIES = 1_000_000
 _COMPRESSED = {
@@ -146,6 +147,8 @@ class _Reader:
 
     def _path(self, name: str, position: int) -> tuple[str, ...]:
         parts = tuple(part for part in name.split("/") if part not in ("", "."))
+        if len(name) > _LONGEST_PATH:
+            raise self._fault("has a name that is longer than any file system takes", position)
         if ".." in parts or "\0" in name:
             raise self._fault(f"names a file outside of it: {name[:100]!r}", position)
         return parts
