@@ -21,7 +21,7 @@ from fastload_common.range_cache.records import Piece
 from fastload_common.range_cache.writer import Item, Writer
 from fastload_common.ranges import ByteRange, ObjectId
 
-__all__ = ["NodeCache"]
+__all__ = ["PATIENCE_S", "NodeCache"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -39,7 +39,7 @@ class NodeCache:
         root: what is set.
         max_bytes: see `CacheDirectory`.
         clock: time.
-        patience_s: how long a disk may keep silent, in real time.
+        patience_s: how long a disk may keep silent, in real time. Default: `PATIENCE_S`.
 
     Attributes:
         read_bytes: that a load got from here and not from its source.
@@ -53,14 +53,14 @@ class NodeCache:
         max_bytes: int | None,
         clock: Clock,
         *,
-        patience_s: float = PATIENCE_S,
+        patience_s: float | None = None,
     ) -> None:
         self._root = root
         self._lock = threading.Lock()
         self._entries: dict[ObjectId, Entry] = {}
         self._directory = CacheDirectory(root, max_bytes, clock)
         self._writer = Writer(self._directory, self._keep_nothing)
-        self._patience_s = patience_s
+        self._patience_s = PATIENCE_S if patience_s is None else patience_s
         self._why_not_kept = self._why_not_used = ""
         self._lost: set[ObjectId] = set()  # nothing of them is kept
         self._told = self._closed = False
@@ -159,6 +159,7 @@ class NodeCache:
         """Take bytes to be written behind the load; see `Writer.offer`."""
         entry = self._entries.get(object_id)
         if entry is None or self._why_not_kept or self._why_not_used or object_id in self._lost:
+            self._writer.drop(sum(byte_range.size_bytes for byte_range, _ in parts))
             return False
         return self._writer.offer(Item(entry, tuple(parts), held_bytes, done))
 

@@ -77,8 +77,8 @@ class CacheDirectory:
         self._root = root
         self._max_bytes = max_bytes
         self._clock = clock
-        self._known_bytes: int | None = None  # that entries take, when last looked at
-        self._grown_bytes = 0  # by this process since then
+        self._known_bytes = 0  # that entries took, when last looked at
+        self._left_bytes = 0  # that may be written before the next look
         self.why_not_writable = ""
 
     def open(self) -> None:
@@ -98,6 +98,8 @@ class CacheDirectory:
             raise UnfitError(f"{self.path} cannot be made: {error.strerror}") from error
         if self.path.is_symlink():
             raise UnfitError(f"{self.path} is a link")
+        if not self.path.is_dir():
+            raise UnfitError(f"{self.path} is no directory")
         reason = unsafe_reason(self.path)
         if reason:
             raise UnfitError(f"{reason}: wrong weights could be put there")
@@ -135,17 +137,17 @@ class CacheDirectory:
             FullError: there is none.
             OSError: the disk fails.
         """
-        step_bytes = self._step_bytes()
-        if self._known_bytes is None or self._grown_bytes + size_bytes > step_bytes:
-            # Others write, too. Room for a step is looked for at once.
-            over_bytes = self._over(max(size_bytes, step_bytes))
-            if over_bytes > 0:
-                self._remove(over_bytes)
-                over_bytes = self._over(size_bytes)
-            if over_bytes > 0:
+        if size_bytes > self._left_bytes:
+            # Others write, too. Room for a step is made at once.
+            step_bytes = max(self._step_bytes(), size_bytes)
+            room_bytes = self._room()
+            if room_bytes < step_bytes:
+                self._remove(step_bytes - room_bytes)
+                room_bytes = self._room()
+            if room_bytes < size_bytes:
                 raise FullError(self._full())
-            self._grown_bytes = 0
-        self._grown_bytes += size_bytes
+            self._left_bytes = min(room_bytes, step_bytes)
+        self._left_bytes -= size_bytes
 
     def collect(self, max_bytes: int | None = None) -> tuple[int, int]:
         """Remove entries that nobody uses until the bound holds: how many, and the bytes left.
@@ -155,10 +157,7 @@ class CacheDirectory:
         """
         if max_bytes is not None:
             self._max_bytes = max_bytes
-        removed = 0
-        over_bytes = self._over(0)
-        if over_bytes > 0:
-            removed = self._remove(over_bytes)
+        removed = self._remove(-self._room())
         return removed, sum(row.size_bytes for row in self.rows())
 
     def _files(self) -> Iterator[tuple[str, os.stat_result]]:
@@ -174,18 +173,18 @@ class CacheDirectory:
         share = _MOST_STEP_BYTES if bound is None else bound // 64
         return min(max(share, _LEAST_STEP_BYTES), _MOST_STEP_BYTES)
 
-    def _over(self, more_bytes: int) -> int:
-        """By how much a bound would be broken."""
+    def _room(self) -> int:
+        """How many bytes may still be written; less than nothing where a bound is broken."""
         self._known_bytes = sum(row.size_bytes for row in self.rows())
         disk = os.statvfs(self.path)
         share = _FREE_SHARE if self._max_bytes is None else _FREE_SHARE_IF_BOUND
-        over = int(disk.f_blocks * disk.f_frsize * share) - disk.f_bavail * disk.f_frsize
+        room = disk.f_bavail * disk.f_frsize - int(disk.f_blocks * disk.f_frsize * share)
         if self._max_bytes is not None:
-            over = max(over, self._known_bytes - self._max_bytes)
-        return over + more_bytes
+            room = min(room, self._max_bytes - self._known_bytes)
+        return room
 
     def _full(self) -> str:
-        known = format_size(self._known_bytes or 0)
+        known = format_size(self._known_bytes)
         bound = self._max_bytes
         limit = "" if bound is None else f" of {format_size(bound)}"
         disk = os.statvfs(self.path)
@@ -195,6 +194,8 @@ class CacheDirectory:
     def _remove(self, wanted_bytes: int) -> int:
         """Remove least recently used entries of so many bytes, if there are; how many."""
         removed = 0
+        if wanted_bytes <= 0:
+            return removed
         with self._locked() as is_ours:
             for row in self.rows() if is_ours else ():
                 if wanted_bytes <= 0:

@@ -135,7 +135,7 @@ class CacheSupply:
                 return True  # it has been here: what was damaged has come
             task.slot = slot
             self._queue.appendleft(task)
-            self._changed.notify()
+            self._changed.notify_all()  # others wait for other things
         return False
 
     # Threads

@@ -9,18 +9,16 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from fastload_common.range_cache.entry import Entry
 from fastload_common.range_cache.place import CacheDirectory, FullError
 from fastload_common.ranges import ByteRange
 from fastload_common.units import MIB
 
-__all__ = ["Item", "Writer"]
+__all__ = ["Item", "Writer", "finish_writes"]
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +26,9 @@ _log = logging.getLogger(__name__)
 _EXIT_PATIENCE_S = 5.0
 # For headers and indices, which have memory of their own.
 _FIRST_BUDGET_BYTES = 64 * MIB
+
+_lock = threading.Lock()
+_running: set[Writer] = set()  # each has a thread that ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,6 @@ class Writer:
         self._ending = False
         self._broken = False
         self._last: Callable[[], None] = _nothing
-        self._at_exit: Callable[[], None] = _nothing
         self.written_bytes = self.pending_bytes = self.dropped_bytes = 0
 
     def offer(self, item: Item) -> bool:
@@ -90,6 +90,11 @@ class Writer:
             self._queue.append(item)
             self._changed.notify()
         return True
+
+    def drop(self, size_bytes: int) -> None:
+        """Count what is not kept for another reason."""
+        with self._changed:
+            self.dropped_bytes += size_bytes
 
     def stop(self) -> None:
         """Write nothing more than what is being written now."""
@@ -125,8 +130,10 @@ class Writer:
             self._failed(f"no thread to write with: {error}")
             return False
         # The interpreter freezes daemon threads at its end; what is held then is nearly written.
-        self._at_exit = partial(_finish, weakref.ref(self))
-        atexit.register(self._at_exit)
+        with _lock:
+            if not _running:
+                atexit.register(_finish_at_exit)
+            _running.add(self)
         return True
 
     def _work(self) -> None:
@@ -141,7 +148,10 @@ class Writer:
                         self.pending_bytes -= item.size_bytes
                 del item  # an idle thread would keep its memory
         finally:
-            atexit.unregister(self._at_exit)
+            with _lock:
+                _running.discard(self)
+                if not _running:
+                    atexit.unregister(_finish_at_exit)
             self._last()
 
     def _next(self) -> Item | None:
@@ -176,9 +186,19 @@ class Writer:
         self._failed(reason)
 
 
-def _finish(itself: weakref.ref[Writer]) -> None:
-    writer = itself()
-    if writer is not None and not writer.join(_EXIT_PATIENCE_S):
+def finish_writes(timeout_s: float) -> bool:
+    """Whether all writers of this process that were told to end have ended, after waiting for it.
+
+    For whoever ends a process soon after its load.
+    """
+    with _lock:
+        writers = list(_running)
+    ended = [writer.join(timeout_s) for writer in writers]
+    return all(ended)
+
+
+def _finish_at_exit() -> None:
+    if not finish_writes(_EXIT_PATIENCE_S):
         _log.warning("the node cache did not end its last writes in time")
 
 

@@ -1,0 +1,88 @@
+"""Fixtures of the node cache's tests: a checkpoint, a store, and loads that keep all they may."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastload_common.range_cache.writer import finish_writes
+from fastload_common.testing.rig import Rig
+from tests.common.exchange.conftest import save
+from tests.common.exchange.exchange_harness import Outcome, load_ranks, make_tensors, settings_of
+
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="session")
+def tensors() -> Tensors:
+    """11 MiB, of several blocks of the cache."""
+    return make_tensors(layers=3, width=512)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, tensors: Tensors) -> Path:
+    return save(tmp_path_factory.mktemp("checkpoint"), tensors)
+
+
+@pytest.fixture
+def rig(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    """An S3 server with the checkpoint below ``s3://models/m``."""
+    with Rig() as rig:
+        for path in checkpoint.glob("*.safetensors"):
+            rig.put("models", f"m/{path.name}", path.read_bytes())
+        for name, value in rig.environ().items():
+            monkeypatch.setenv(name, value)
+        yield rig
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """What FASTLOAD_NODE_CACHE is set to."""
+    path = tmp_path / "nvme"
+    path.mkdir()
+    return path
+
+
+def load(root: Path, ranks: int, uri: str = "s3://models/m", **settings: Any) -> list[Outcome]:
+    """Load with the cache, and let it write all it took."""
+    wide = {"memory_bytes": "256MiB", "node_cache": str(root)}
+    outcomes = load_ranks(uri, ranks, settings_of(**{**wide, **settings}))
+    assert finish_writes(30)
+    return outcomes
+
+
+def all_right(outcomes: list[Outcome], tensors: Tensors) -> None:
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise outcome.error
+        assert outcome.model.faults(tensors) == []
+
+
+def total(outcomes: list[Outcome], field: str) -> int:
+    """A number of the report's node cache, of all ranks."""
+    return sum(int(outcome.report.node_cache[field]) for outcome in outcomes)
+
+
+def fetched(outcomes: list[Outcome]) -> int:
+    return sum(int(outcome.report.fetched_bytes) for outcome in outcomes)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 6 MiB."""
+    path = tmp_path / "small"
+    path.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=6m,mode=755", "tmpfs", str(path)],
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip("no file system may be mounted here")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
