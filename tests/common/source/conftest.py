@@ -12,6 +12,13 @@ from fastload_common.config import Settings
 from fastload_common.source.s3 import S3Source
 from fastload_common.source.uri import s3_location
 from fastload_common.testing.certificates import PrivateAuthority
+from tests.common.source.oci_bench import (  # noqa: F401  (fixtures)
+    make_registry,
+    oci_clock,
+    oci_stack,
+    open_oci,
+    storage,
+)
 
 QUICK = Settings(max_attempts=3)
 # For servers that stall on purpose. Others may be slow on a busy machine, and are given time.

@@ -1,0 +1,189 @@
+"""Who asks a registry: basic authentication, tokens, their life."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fastload_common.errors import (
+    AccessDeniedError,
+    ConfigError,
+    SourceError,
+)
+from fastload_common.source.oci_auth import parse_challenges
+from fastload_common.testing.certificates import PrivateAuthority
+from fastload_common.testing.fake_clock import FakeClock
+from fastload_common.testing.scripted_registry import (
+    Answer,
+)
+from tests.common.source.oci_bench import (
+    DATA,
+    Make,
+    Open,
+    assert_no_secret,
+    read,
+)
+
+# Who asks
+
+
+def test_basic_authentication(make_registry: Make, open_oci: Open) -> None:
+    registry = make_registry(auth="basic")
+    source = open_oci(registry)
+    assert read(source) == DATA[1000:2000]
+    # Nothing is told before the registry asks.
+    assert [asked.authorization is not None for asked in registry.log] == [False, True, True]
+    facts = source.describe().facts
+    assert facts["authentication"] == "basic"
+    assert "s3cr3t" not in str(facts)
+
+
+def test_a_token_is_fetched_once_and_renewed_before_its_end(
+    make_registry: Make, open_oci: Open, oci_clock: FakeClock
+) -> None:
+    registry = make_registry(auth="bearer")
+    source = open_oci(registry)
+    for _ in range(3):
+        read(source)
+    assert len(registry.tokens) == 1
+    (asked,) = [asked for asked in registry.log if asked.path == "/token"]
+    assert asked.query == {"service": "test", "scope": "repository:m:pull"}
+    oci_clock.advance(260)
+    read(source)
+    assert len(registry.tokens) == 1
+    oci_clock.advance(15)  # 275 of 300 seconds
+    read(source)
+    assert len(registry.tokens) == 2
+
+
+def test_a_token_that_is_refused_early_is_replaced(make_registry: Make, open_oci: Open) -> None:
+    registry = make_registry(auth="bearer")
+    source = open_oci(registry)
+    read(source)
+    registry.ended.update(registry.tokens)
+    assert read(source) == DATA[1000:2000]
+    assert len(registry.tokens) == 2
+
+
+def test_a_token_without_a_life_lives_a_minute(
+    make_registry: Make, open_oci: Open, oci_clock: FakeClock
+) -> None:
+    registry = make_registry(auth="bearer")
+    registry.token_life_s = None
+    source = open_oci(registry)
+    read(source)
+    oci_clock.advance(40)
+    read(source)
+    assert len(registry.tokens) == 1
+    oci_clock.advance(10)
+    read(source)
+    assert len(registry.tokens) == 2
+
+
+def test_an_identity_token_is_exchanged(
+    make_registry: Make, open_oci: Open, tmp_path: Path
+) -> None:
+    registry = make_registry(auth="bearer")
+    entry = {"identitytoken": registry.identity_token}
+    (tmp_path / "config.json").write_text(json.dumps({"auths": {registry.host: entry}}))
+    assert read(open_oci(registry)) == DATA[1000:2000]
+    (asked,) = [asked for asked in registry.log if asked.path == "/token"]
+    assert asked.method == "POST"
+    assert asked.form["grant_type"] == "refresh_token"
+    assert asked.authorization is None
+
+
+def test_credentials_that_are_refused(
+    make_registry: Make, open_oci: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for auth in ("basic", "bearer"):
+        registry = make_registry(auth=auth)
+        registry.password = "another-s3cr3t-pass"
+        with pytest.raises(AccessDeniedError, match="not allowed") as caught:
+            open_oci(registry).list()
+        assert str(tmp_path / "config.json") in str(caught.value)
+        assert_no_secret(caught.value, caplog)
+        assert len(registry.log) <= 5
+
+
+def test_no_credentials(make_registry: Make, open_oci: Open) -> None:
+    registry = make_registry(auth="basic", login=False)
+    with pytest.raises(AccessDeniedError, match="docker login"):
+        open_oci(registry).list()
+    with pytest.raises(AccessDeniedError, match="FASTLOAD_ANONYMOUS"):
+        open_oci(registry, anonymous=True).list()
+
+
+def test_anonymous_looks_for_no_credentials(
+    make_registry: Make, open_oci: Open, tmp_path: Path
+) -> None:
+    registry = make_registry()
+    (tmp_path / "config.json").write_text("damaged")
+    assert read(open_oci(registry, anonymous=True)) == DATA[1000:2000]
+    registry = make_registry(auth="basic", login=False)
+    (tmp_path / "config.json").write_text("damaged")
+    with pytest.raises(ConfigError, match="no JSON object"):
+        open_oci(registry).list()
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"<html>", "holds none"),
+        (b"{}", "holds none"),
+        (b"[]", "holds none"),
+        (b'{"token": 5}', "holds none"),
+        (b'{"token": "a\\nb"}', "unprintable"),
+        (b'{"token": "a", "expires_in": "soon"}', "holds none"),
+    ],
+)
+def test_what_is_no_token(make_registry: Make, open_oci: Open, body: bytes, says: str) -> None:
+    registry = make_registry(auth="bearer")
+    registry.script = lambda asked: Answer(200, body) if asked.path == "/token" else None
+    with pytest.raises(SourceError, match=says):
+        open_oci(registry).list()
+
+
+@pytest.mark.parametrize(
+    "challenge",
+    [
+        "",
+        "Negotiate",
+        'Bearer service="x"',
+        'Bearer realm="ftp://x/token"',
+        'Bearer realm="https://u:p@x/token"',
+        'Bearer realm="https://x:port/token"',
+    ],
+)
+def test_challenges_that_cannot_be_met(make_registry: Make, open_oci: Open, challenge: str) -> None:
+    registry = make_registry()
+    registry.script = lambda asked: Answer(401, headers={"WWW-Authenticate": challenge})
+    with pytest.raises(SourceError):
+        open_oci(registry).list()
+    assert len(registry.log) == 1
+
+
+def test_a_registry_over_tls_does_not_get_a_token_in_the_open(
+    make_registry: Make, open_oci: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = PrivateAuthority(tmp_path)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(authority.bundle))
+    registry = make_registry(tls=authority.server_context("127.0.0.1"))
+    other = make_registry(login=False)
+    realm = f'Bearer realm="{other.endpoint}/token"'
+    registry.script = lambda asked: Answer(401, headers={"WWW-Authenticate": realm})
+    with pytest.raises(SourceError, match="from HTTPS to plain HTTP"):
+        open_oci(registry).list()
+    assert other.log == []
+
+
+def test_challenges_are_parsed() -> None:
+    text = 'Basic realm="a, b", Bearer realm="https://x/t",service=s,scope="r:m:pull,push", Other'
+    basic, bearer, other = parse_challenges(text)
+    assert (basic.scheme, basic.parameters) == ("basic", {"realm": "a, b"})
+    assert bearer.scheme == "bearer"
+    assert bearer.parameters == {"realm": "https://x/t", "service": "s", "scope": "r:m:pull,push"}
+    assert other.scheme == "other"
+    assert parse_challenges("") == []
