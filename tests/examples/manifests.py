@@ -55,7 +55,12 @@ def _build(directory: Path) -> Iterator[Manifest]:
     found: list[Manifest] = []
     for name in kustomization.pop("resources"):
         place = (directory / name).resolve()
-        found += _build(place) if place.is_dir() else read(place)
+        if place.is_dir():
+            found += _build(place)
+        else:
+            # kustomize reads no file of another directory, only directories as a whole.
+            assert place.is_relative_to(directory), f"{directory}: {name} is outside of it"
+            found += read(place)
     for entry in kustomization.pop("patches", []):
         _patch(found, **entry)
     assert kustomization == {}, f"{directory}: not known here: {sorted(kustomization)}"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.examples import crds, schema
 from tests.examples.manifests import (
@@ -243,8 +244,12 @@ def test_what_is_published_is_what_serves() -> None:
     (server,) = containers_of(pod_of(serving) or {})
     (publisher,) = containers_of(pod_of(publishing) or {})
     assert publisher["args"] == server["command"] + server["args"]
-    for same in ("image", "envFrom", "resources", "volumeMounts"):
+    for same in ("image", "envFrom", "resources"):
         assert publisher[same] == server[same], same
+    mounts = {mount["name"]: mount for mount in server["volumeMounts"]}
+    for mount in publisher["volumeMounts"]:
+        assert mount == mounts.pop(mount["name"])
+    assert set(mounts) == {"compile", "ranges"}, "the node's directories have other paths elsewhere"
     for same in ("nodeSelector", "tolerations"):
         assert (pod_of(publishing) or {})[same] == (pod_of(serving) or {})[same], same
 
@@ -274,6 +279,25 @@ def test_engines_wait_for_the_directories_that_the_daemon_set_makes(directory: s
         for name, place in places.items():
             assert f"/node/{name}" in directories["args"]
             assert place == {"path": f"{node['hostPath']['path']}/{name}", "type": "Directory"}
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.parametrize("directory", BUILDS)
+def test_kubectl_builds_the_same(directory: str) -> None:
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(EXAMPLES / directory)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    built = [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
+
+    def order(manifest: Manifest) -> tuple[str, str]:
+        return manifest["kind"], manifest["metadata"]["name"]
+
+    assert sorted(built, key=order) == sorted(build(directory), key=order)
 
 
 def test_every_yaml_file_is_applied_by_something() -> None:

@@ -116,6 +116,16 @@ def test_every_path_is_on_a_volume_that_is_meant_for_it(directory: str, engine: 
     assert "hostPath" in volume(environ["FASTLOAD_NODE_CACHE"])
 
 
+def test_what_is_published_goes_where_the_others_look() -> None:
+    found = dict(environments())
+    publisher = found["publish Job publish"]
+    reader = found["karpenter-bottlerocket Deployment vllm"]
+    assert reader["FASTLOAD_COMPILE_CACHE"].split(",")[1] == publisher["FASTLOAD_COMPILE_CACHE"]
+    # Artefacts may hold the path of the directory in which they were made.
+    for environ in found.values():
+        assert environ["FASTLOAD_CACHE_DIR"] == publisher["FASTLOAD_CACHE_DIR"]
+
+
 def test_bounded_directories_fit_their_volumes() -> None:
     environ = dict(environments())["karpenter-bottlerocket Deployment vllm"]
     pod = pod_of(find(build("karpenter-bottlerocket"), "Deployment", "vllm")) or {}
