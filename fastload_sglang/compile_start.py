@@ -63,31 +63,33 @@ class _Watch:
             )
 
 
-_watch: _Watch | None = None
+_watches: dict[int, _Watch] = {}
+"""By the arguments of the engine that was started."""
 _set: dict[str, str] = {}
 """Variables that an earlier start of this process has set."""
 
 
 def begin(server_args: Any) -> None:
     """Restore in the background, and watch; to be called before ranks are started. Never raises."""
-    global _watch
     try:
-        _watch = _begun(server_args)
+        watch = _begun(server_args)
     except Exception as error:  # noqa: BLE001 - a cache never ends a server
         logger.warning("fastload: compile cache: not used: %s", type(error).__name__)
         logger.debug("fastload: compile cache: not begun", exc_info=True)
-    if _watch is not None:
-        _watch.thread.start()
+        return
+    if watch is not None:
+        _watches[id(server_args)] = watch
+        watch.thread.start()
 
 
-def end(ask_ranks: Callable[[], object]) -> None:
+def end(server_args: Any, ask_ranks: Callable[[], object]) -> None:
     """The engine is being shut down: publish now what has not been.
 
     Args:
-        ask_ranks: makes them report.
+        server_args: with which it was started.
+        ask_ranks: makes its ranks report.
     """
-    global _watch
-    watch, _watch = _watch, None
+    watch = _watches.pop(id(server_args), None)
     if watch is None or not watch.thread.is_alive():
         return
     with contextlib.suppress(Exception):

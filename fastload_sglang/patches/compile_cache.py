@@ -26,7 +26,7 @@ def _launch(
 def _shutdown(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     from fastload_sglang.compile_start import end
 
-    end(partial(compat.ASK_RANKS.get(), self))
+    end(getattr(self, "server_args", None), partial(compat.ASK_RANKS.get(), self))
     return original(self, *args, **kwargs)
 
 

@@ -202,10 +202,14 @@ class Start:
         self.completed.append((counted, waited_s))
 
 
+ENGINE = object()
+"""Stands for an engine's arguments."""
+
+
 def watch_of(start: Start, board: StartBoard, ranks: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     kind: Any = compile_start._Watch
     watch = kind(start, board, ranks)
-    monkeypatch.setattr(compile_start, "_watch", watch)
+    monkeypatch.setitem(compile_start._watches, id(ENGINE), watch)
     watch.thread.start()
     return watch
 
@@ -232,10 +236,10 @@ def test_an_engine_that_ends_asks_its_ranks_first(
     start, board = Start(), StartBoard.create(tmp_path)
     watch = watch_of(start, board, 1, monkeypatch)
     report = RankReport(is_warm=True, waited_s=0.0, counted=Counted(loaded=4))
-    compile_start.end(lambda: StartBoard(board.path).report(report))
+    compile_start.end(ENGINE, lambda: StartBoard(board.path).report(report))
     assert not watch.thread.is_alive()
     assert start.completed == [([report.counted], 0.0)]
-    compile_start.end(lambda: 1 / 0)  # there is nothing to end
+    compile_start.end(ENGINE, lambda: 1 / 0)  # there is nothing to end any more
 
 
 def test_ranks_that_cannot_be_asked_hold_nothing_up(
@@ -243,7 +247,7 @@ def test_ranks_that_cannot_be_asked_hold_nothing_up(
 ) -> None:
     start = Start()
     watch = watch_of(start, StartBoard.create(tmp_path), 2, monkeypatch)
-    compile_start.end(lambda: 1 / 0)
+    compile_start.end(ENGINE, lambda: 1 / 0)
     watch.thread.join(30)
     assert start.completed == []
     assert "nothing is published: 2 of 2 ranks have not said" in caplog.text
@@ -256,7 +260,7 @@ def test_no_error_of_the_cache_ends_a_server(
         raise RuntimeError("secret")
 
     monkeypatch.setattr(compile_start, "ranks_here", fails)
-    compile_start.begin(object())
+    compile_start.begin(ENGINE)
     assert "compile cache: not used: RuntimeError" in caplog.text
     assert "secret" not in caplog.text
 
