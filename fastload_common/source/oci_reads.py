@@ -25,7 +25,7 @@ from fastload_common.source.range_reply import range_header
 __all__ = ["BlobPart", "OciReads", "OciSignedRead", "state_of"]
 
 _STATE = re.compile(r"((?:sha256|sha512):[0-9a-f]+)(?:\+([0-9]{1,19}))?")
-_ASKED_BYTES = 64 * 1024
+_MOST_NEW_WAYS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +225,10 @@ class OciSignedRead:
         asked = f"read {self.object_id.uri}"
         facts = {"endpoint": str(self.endpoint), "digest": self._digest}
         if self._way is not None:
-            # Refused before its time, or after it by another clock: once a new one, from the start.
-            if status in (400, 401, 403, 404, 410) and "way" not in tried:
-                tried.add("way")
+            # Refused before its time, or after it by another clock: a new one, from the start.
+            ways = sum(one.startswith("way") for one in tried)
+            if status in (400, 401, 403, 404, 410) and ways < _MOST_NEW_WAYS:
+                tried.add(f"way{ways}")
                 self._reads.forget_way(self._digest, self._way)
                 return None
             return storage_error(status, headers, refusal.body, asked, **facts)

@@ -265,6 +265,11 @@ class RegistryServer:
                 source = f"dir:{plain}"
             _run([*command, source, target])
 
+    @staticmethod
+    def run(*command: str) -> None:
+        """Run one of the programs; an error has what it said."""
+        _run(command)
+
     # What was asked
 
     def log_text(self) -> bytes:
