@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from fastload_common.advise.image import Image
 from fastload_common.advise.machine import Machine
 from fastload_common.advise.own import Places, own_notes, own_settings
-from fastload_common.advise.phases import Rates, image_phases, model_phases
+from fastload_common.advise.phases import image_phases, model_phases
+from fastload_common.advise.rates import Rates
 from fastload_common.advise.records import Note, Phase, Setting
 from fastload_common.advise.runai import runai_notes, runai_settings
 from fastload_common.advise.soci import soci_notes, soci_settings
@@ -73,12 +74,13 @@ def advise(
     if image is not None:
         phases += image_phases(image, machine, rates, **_limits(soci))
     if model_bytes is not None:
-        own = own_settings(model_bytes, machine, tensor_parallel, places)
+        own = own_settings(model_bytes, machine, tensor_parallel, places, rates)
         runai = runai_settings(model_bytes, tensor_parallel)
         keeps = any(setting.name.endswith("NODE_CACHE") and setting.value for setting in own)
         phases += model_phases(model_bytes, machine, rates, ranks=tensor_parallel, node_cache=keeps)
         notes += own_notes(model_bytes, machine) + runai_notes(model_bytes, machine)
     notes += soci_notes(image, machine)
+    notes += _slow_disk(phases)
     return Advice(own, runai, soci, tuple(phases), _totals(phases), tuple(notes))
 
 
@@ -103,6 +105,17 @@ def _limits(soci: tuple[Setting, ...]) -> dict[str, int]:
     }
 
 
+def _slow_disk(phases: list[Phase]) -> list[Note]:
+    seconds = {phase.name: phase.seconds for phase in phases}
+    disk_s, s3_s = seconds.get("weights, from the node's disk"), seconds.get("weights, from S3")
+    if disk_s is None or s3_s is None or disk_s <= s3_s:
+        return []
+    return [
+        f"once the kernel has dropped the model, the node cache takes {disk_s:.1f} s, "
+        f"S3 {s3_s:.1f}: leave it unset if pods of one node start far apart"
+    ]
+
+
 def _totals(phases: list[Phase]) -> tuple[Total, ...]:
     seconds = {phase.name: phase.seconds for phase in phases}
     ways = {
@@ -112,7 +125,11 @@ def _totals(phases: list[Phase]) -> tuple[Total, ...]:
             ("compile, from the cache",),
         ),
         "next pod of that node": (
-            ("weights, from the node's disk", "weights, from S3"),
+            (
+                "weights, from the node's memory",
+                "weights, from the node's disk",
+                "weights, from S3",
+            ),
             ("compile, from the cache",),
         ),
     }

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from fastload_common.advise.machine import Machine
+from fastload_common.advise.rates import REQUEST_BYTES_PER_S, Rates
 from fastload_common.advise.records import Note, Setting
 from fastload_common.config import OPTIONS, Settings
 from fastload_common.load.request import RankPlace
@@ -19,7 +20,6 @@ from fastload_common.load.sizes import Machine as LoadMachine
 from fastload_common.units import GIB, MIB, format_size
 
 __all__ = [
-    "REQUEST_BYTES_PER_S",
     "LoadChoice",
     "Places",
     "grace_s",
@@ -27,17 +27,14 @@ __all__ = [
     "own_notes",
     "own_settings",
     "pod_memory_bytes",
+    "stays_in_memory",
 ]
 
-REQUEST_BYTES_PER_S = 71 * 1000**2
-"""What one connection brings with requests of 16 MiB, 50 ms to the first byte and 90 MB/s; assumed
-in `fastload_common.transfer.sizing`, whose sizes rest on it."""
-
-_MEMORY_SHARE = 4
 # As `load.sizes` reckons: a slot for each request, and some for what waits for its consumer.
 _SLOT_BYTES = 16 * MIB
 _SLACK = 1.25
 _DESCRIPTORS = 65_536
+_MEMORY_SHARE = 4
 _MEMINFO = "/proc/meminfo"
 # The cache leaves 15 % of the disk free, for the kubelet.
 _CACHE_ROOM = 1.2
@@ -117,7 +114,7 @@ def _sizes(machine: Machine, model_bytes: int, ranks: int, settings: Settings) -
 
 
 def own_settings(
-    model_bytes: int, machine: Machine, ranks: int, places: Places
+    model_bytes: int, machine: Machine, ranks: int, places: Places, rates: Rates
 ) -> tuple[Setting, ...]:
     """The variables to set, and the ones to leave alone."""
     choice = load_choice(machine, model_bytes, ranks)
@@ -130,7 +127,7 @@ def own_settings(
             "/cache/fastload",
             "configuration and tokenizer files; some MB, any writable volume (an emptyDir)",
         ),
-        _node_cache(model_bytes, machine, places),
+        _node_cache(model_bytes, machine, places, rates),
         _compile_cache(places),
         Setting("HF_HUB_OFFLINE", "1", "all files come from the bucket; nothing asks a hub"),
         Setting(
@@ -191,16 +188,33 @@ def _memory(choice: LoadChoice, ranks: int) -> Setting:
     return Setting(name, choice.memory_bytes, f"so many requests need {size} {share}")
 
 
-def _node_cache(model_bytes: int, machine: Machine, places: Places) -> Setting:
+def stays_in_memory(model_bytes: int, machine: Machine) -> bool:
+    """Whether the kernel may well still have it when the next pod starts: half of the memory."""
+    return model_bytes <= machine.memory_bytes // 2
+
+
+def _node_cache(model_bytes: int, machine: Machine, places: Places, rates: Rates) -> Setting:
     name = _VARIABLES["node_cache"]
     if machine.nvme_bytes < model_bytes * _CACHE_ROOM:
         return Setting(name, None, "no local disk that holds the model: it would be on EBS")
+    disk = rates.disk_bytes_per_s(machine)
+    speeds = f"the local disks give about {format_size(disk)}/s, S3 {_link(machine)}/s"
+    if disk < machine.link_bytes_per_s and not stays_in_memory(model_bytes, machine):
+        return Setting(name, None, f"{speeds}, and memory does not hold the model: S3 is faster")
+    where = (
+        "from the kernel's memory as long as it is there"
+        if disk < machine.link_bytes_per_s
+        else "at any number of ranks"
+    )
     return Setting(
         name,
         f"{places.node_directory}/ranges",
-        f"{format_size(machine.nvme_bytes)} of local disk: the next pod on this node reads from "
-        "there, at any number of ranks",
+        f"the next pod on this node reads from there, {where}; {speeds}",
     )
+
+
+def _link(machine: Machine) -> str:
+    return format_size(machine.link_bytes_per_s)
 
 
 def _compile_cache(places: Places) -> Setting:

@@ -9,7 +9,7 @@ image, containerd alone   D = max(all / min(3 connections, link), largest layer 
 image, parallel           D = all / min(connections, link); U = layers over so many unpackers, the
                           largest first, at least unpacked / disk; max(D + u, U)
 weights from S3           model / min(link, requests * rate of one, vCPUs * rate of one)
-weights from the node     model / min(disk, vCPUs * memory rate)
+weights from the node     model / min(disk, vCPUs * memory rate); from its memory without the disk
 compile                   as assumed; with a hit 1 s + bundle / link
 ========================  ==========================================================================
 
@@ -19,84 +19,20 @@ Not counted: until the node is there, imports, memory profiling, graph capture a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
 
 from fastload_common.advise.image import LARGE_LAYER_BYTES, Image
 from fastload_common.advise.machine import Machine
-from fastload_common.advise.own import REQUEST_BYTES_PER_S, load_choice
+from fastload_common.advise.own import load_choice, stays_in_memory
+from fastload_common.advise.rates import Rates
 from fastload_common.advise.records import Phase
-from fastload_common.advise.soci import REGISTRY_CONNECTION_BYTES_PER_S
-from fastload_common.errors import ConfigError
-from fastload_common.units import GIB, MIB, format_size, parse_size
+from fastload_common.units import MIB, format_size
 
-__all__ = ["Rates", "image_phases", "model_phases", "rates_with"]
+__all__ = ["image_phases", "model_phases"]
 
 # containerd downloads three layers at once and unpacks one.
 _CONTAINERD_DOWNLOADS = 3
 _HIT_S = 1.0
 _BUNDLE_BYTES = 15 * MIB
-_GB = 1000**3
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """What is assumed, in bytes per second unless the name says otherwise.
-
-    Attributes:
-        registry_connection_bytes_per_s: of one connection to the registry.
-        s3_request_bytes_per_s: of one request of 16 MiB to S3 in the same region.
-        tls_bytes_per_s_of_cpu: what one vCPU receives over TLS: as in `transfer.sizing`.
-        unpack_bytes_per_s: compressed bytes that one stream of gzip unpacks: 100 to 150 MB/s.
-        unpacked_ratio: unpacked bytes for each compressed one.
-        largest_layer_share: of an image whose layers are not known: engines' images have one layer
-            with torch and CUDA in it.
-        ebs_bytes_per_s: gp3 at its largest setting.
-        nvme_bytes_per_s_of_tb: local disks, for each 1000**4 bytes of them: types with 1 TB and
-            less reach about that, large ones more.
-        copy_bytes_per_s_of_cpu: from the page cache or disk into a parameter, with one vCPU.
-        compile_s: torch.compile with nothing cached: 53 of the 82 s of one start of a model of
-            64 GiB. It hangs on the model's code, not its size.
-    """
-
-    registry_connection_bytes_per_s: float = REGISTRY_CONNECTION_BYTES_PER_S
-    s3_request_bytes_per_s: float = REQUEST_BYTES_PER_S
-    tls_bytes_per_s_of_cpu: float = 0.7 * GIB
-    unpack_bytes_per_s: float = 120 * 1000**2
-    unpacked_ratio: float = 2.0
-    largest_layer_share: float = 0.4
-    ebs_bytes_per_s: float = 1000 * MIB
-    nvme_bytes_per_s_of_tb: float = 1 * _GB
-    copy_bytes_per_s_of_cpu: float = 1 * GIB
-    compile_s: float = 53.0
-
-
-def rates_with(given: Mapping[str, str]) -> Rates:
-    """The assumptions with some of them replaced.
-
-    Args:
-        given: name of an assumption -> a number, or a size such as ``3GB`` where the unit is bytes.
-
-    Raises:
-        ConfigError: no such assumption, or no positive number.
-    """
-    names = [field.name for field in fields(Rates)]
-    values: dict[str, float] = {}
-    for name, text in given.items():
-        if name not in names:
-            raise ConfigError(f"--assume knows no {name!r}", hint=f"one of {', '.join(names)}")
-        values[name] = _number(name, text)
-        if not 0 < values[name] < float("inf"):
-            raise ConfigError(f"--assume {name}: expected more than 0, got {text!r}")
-    return replace(Rates(), **values)
-
-
-def _number(name: str, text: str) -> float:
-    if "bytes" in name:
-        return parse_size(text)
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"--assume {name}: expected a number, got {text[:100]!r}") from None
 
 
 def image_phases(
@@ -160,7 +96,7 @@ def _image(
     download_s = max(total_bytes / link, largest_bytes / layer_bytes_per_s)
     last_s = largest_bytes / rates.unpack_bytes_per_s
     streams_s = _makespan(layers, unpackers) / rates.unpack_bytes_per_s
-    disk_s = total_bytes * rates.unpacked_ratio / _disk(machine, rates)
+    disk_s = total_bytes * rates.unpacked_ratio / rates.disk_bytes_per_s(machine)
     unpack_s = max(streams_s, disk_s)
     seconds = max(download_s + last_s, unpack_s)
     bound = (
@@ -181,12 +117,6 @@ def _makespan(layers: list[int], unpackers: int) -> float:
     for size_bytes in layers:
         loads[loads.index(min(loads))] += size_bytes
     return max(loads)
-
-
-def _disk(machine: Machine, rates: Rates) -> float:
-    if not machine.nvme_bytes:
-        return rates.ebs_bytes_per_s
-    return machine.nvme_bytes / 1000**4 * rates.nvme_bytes_per_s_of_tb
 
 
 def model_phases(
@@ -210,16 +140,11 @@ def model_phases(
         )
     ]
     if node_cache:
-        phases.append(
-            _slowest(
-                "weights, from the node's disk",
-                model_bytes,
-                {
-                    "the local disk": _disk(machine, rates),
-                    f"{machine.vcpus} vCPUs": machine.vcpus * rates.copy_bytes_per_s_of_cpu,
-                },
-            )
-        )
+        copying = {f"{machine.vcpus} vCPUs": machine.vcpus * rates.copy_bytes_per_s_of_cpu}
+        disk = {"the local disk": rates.disk_bytes_per_s(machine)}
+        phases.append(_slowest("weights, from the node's disk", model_bytes, disk | copying))
+        if stays_in_memory(model_bytes, machine):
+            phases.append(_slowest("weights, from the node's memory", model_bytes, copying))
     hit_s = _HIT_S + _BUNDLE_BYTES / machine.link_bytes_per_s
     phases.append(Phase("compile, nothing cached", rates.compile_s, "assumed", "the model's code"))
     phases.append(

@@ -16,13 +16,11 @@ from __future__ import annotations
 
 from fastload_common.advise.image import Image
 from fastload_common.advise.machine import Machine
+from fastload_common.advise.rates import REGISTRY_CONNECTION_BYTES_PER_S
 from fastload_common.advise.records import Note, Setting
 from fastload_common.units import GIB
 
-__all__ = ["REGISTRY_CONNECTION_BYTES_PER_S", "soci_notes", "soci_settings"]
-
-REGISTRY_CONNECTION_BYTES_PER_S = 60 * 1000**2
-"""What one connection to a registry brings; assumed, a few hundred Mbit/s are seen of ECR."""
+__all__ = ["soci_notes", "soci_settings"]
 
 _LEAST_DOWNLOADS, _MOST_DOWNLOADS = 10, 20
 _CHUNK = "16mb"

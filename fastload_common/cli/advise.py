@@ -110,7 +110,7 @@ def advise(
 ) -> None:
     """Print settings for a model, an image and a machine, why, and the seconds to expect."""
     from fastload_common.advise import advice as advices
-    from fastload_common.advise.phases import rates_with
+    from fastload_common.advise.rates import rates_with
 
     machine = _machine(instance_type, vcpus, memory, gbps, network_cards, nvme, gpus)
     rates = rates_with(parse_assignments(assume))

@@ -18,7 +18,7 @@ from fastload_common.advise.own import (
     own_settings,
     pod_memory_bytes,
 )
-from fastload_common.advise.phases import Rates
+from fastload_common.advise.rates import Rates
 from fastload_common.advise.records import Setting
 from fastload_common.config import OPTIONS, Settings, load_settings
 from fastload_common.errors import ConfigError
@@ -33,7 +33,7 @@ VARIABLES = {option.variable: option.name for option in OPTIONS}
 
 def own(instance_type: str, model_bytes: int = 61 * GIB, ranks: int = 1, **given: Any) -> Any:
     machine = machine_of(instance_type, given)
-    found = own_settings(model_bytes, machine, ranks, Places(compile_prefix="s3://b/p"))
+    found = own_settings(model_bytes, machine, ranks, Places(compile_prefix="s3://b/p"), Rates())
     return {setting.name: setting for setting in found}
 
 
@@ -109,13 +109,36 @@ def test_a_small_model_is_not_worth_so_many_requests() -> None:
 
 def test_weights_are_kept_on_a_disk_that_holds_them() -> None:
     assert own("g6e.12xlarge")["FASTLOAD_NODE_CACHE"].value == "/var/cache/fastload/ranges"
+    assert own("p5.48xlarge", 3000 * GB)["FASTLOAD_NODE_CACHE"].value is not None
     assert own("g5.xlarge", 230 * GB)["FASTLOAD_NODE_CACHE"].value is None
     assert own("g5.xlarge", nvme_bytes=0)["FASTLOAD_NODE_CACHE"].value is None
 
 
+def test_weights_are_not_kept_where_s3_is_faster_and_memory_too_small() -> None:
+    # 3.8 TB of disks, about 3.8 GB/s, beside a link of 12.5 GB/s, and 384 GiB of memory.
+    found = own("g6e.12xlarge", 200 * GIB)["FASTLOAD_NODE_CACHE"]
+    assert found.value is None
+    assert "S3 is faster" in found.why
+    assert "the kernel's memory" in own("g6e.12xlarge", 190 * GIB)["FASTLOAD_NODE_CACHE"].why
+    quick = own_settings(
+        200 * GIB,
+        machine_of("g6e.12xlarge", {}),
+        4,
+        Places(),
+        Rates(nvme_bytes_per_s_of_tb=4 * GB),
+    )
+    assert {s.name: s.value for s in quick}["FASTLOAD_NODE_CACHE"] is not None
+
+
+def test_a_disk_slower_than_s3_is_told() -> None:
+    (note,) = [note for note in whole().notes if "dropped" in note]
+    assert "node cache takes 17.2 s, S3 5.2" in note
+    assert not [note for note in whole("p5.48xlarge").notes if "dropped" in note]
+
+
 def test_without_a_prefix_the_compile_cache_is_the_nodes() -> None:
     machine = machine_of("g6e.12xlarge", {})
-    found = {s.name: s for s in own_settings(GIB, machine, 1, Places("/node"))}
+    found = {s.name: s for s in own_settings(GIB, machine, 1, Places("/node"), Rates())}
     assert found["FASTLOAD_COMPILE_CACHE"].value == "/node/compile"
     assert "--compile-prefix" in found["FASTLOAD_COMPILE_CACHE"].why
 
@@ -143,7 +166,7 @@ def test_totals_are_the_phases_that_follow_one_another() -> None:
         + seconds["compile, from the cache"]
     )
     assert next_pod.seconds == pytest.approx(
-        seconds["weights, from the node's disk"] + seconds["compile, from the cache"]
+        seconds["weights, from the node's memory"] + seconds["compile, from the cache"]
     )
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from fastload_common.advise.image import Image
 from fastload_common.advise.machine import Machine, machine_of
-from fastload_common.advise.phases import Rates, image_phases, model_phases, rates_with
+from fastload_common.advise.phases import image_phases, model_phases
+from fastload_common.advise.rates import Rates, rates_with
 from fastload_common.errors import ConfigError
 from fastload_common.units import GIB, MIB
 
@@ -124,6 +125,12 @@ def test_weights_from_the_disk() -> None:
     phase = phases(100 * GB)["weights, from the node's disk"]
     assert phase.seconds == pytest.approx(25)
     assert phase.bound == "the local disk"
+
+
+def test_weights_from_the_kernels_memory() -> None:
+    phase = phases(100 * GB)["weights, from the node's memory"]
+    assert phase.seconds == pytest.approx(100 * GB / (48 * GIB))
+    assert "weights, from the node's memory" not in phases(200 * GIB)
 
 
 def test_compile() -> None:
