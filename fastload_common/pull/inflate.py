@@ -33,7 +33,7 @@ _PADDING = b"\0"
 
 LEAST_WINDOW_BYTES = 8 * MIB
 """What a zstd decompressor is allowed in any case: the formats' own recommendation."""
-_LARGEST_WINDOW_BYTES = 64 * MIB
+_LARGEST_WINDOW_BYTES = 32 * MIB
 
 
 class Inflater(Protocol):

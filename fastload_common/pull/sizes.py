@@ -1,8 +1,8 @@
 """How much memory the parts of a pull take, at any setting: pure arithmetic.
 
-A pull stays below 256 MiB: the interpreter and what it imports take about 70, and what is divided
-here, 160 at most. Settings that would take more get smaller requests or smaller pieces, not more
-memory.
+A pull stays below 256 MiB: the interpreter and what it imports take about 50, the transfer 128,
+unpackers' pieces 24 and zstd's windows 40 at most. Settings that would take more get smaller
+requests or smaller pieces, not more memory.
 """
 
 from __future__ import annotations
@@ -14,25 +14,29 @@ from fastload_common.errors import OutOfBudgetError
 from fastload_common.staging.memory_limit import ReadText, read_kernel_file, staging_budget
 from fastload_common.transfer.policy import TransferPolicy
 from fastload_common.transfer.receiver_process import process_count
-from fastload_common.transfer.sizing import choose_chunk_bytes, choose_concurrency
+from fastload_common.transfer.sizing import choose_concurrency
 from fastload_common.units import KIB, MIB, format_size
 
 __all__ = ["MOST_UNPACKS", "WINDOWS_BYTES", "PullSizes", "choose_pull_sizes"]
 
 # Staging and receivers; the unpackers' pieces and windows are beside it.
-_TRANSFER_BYTES = 96 * MIB
+_TRANSFER_BYTES = 128 * MIB
 _MOST_CONNECTIONS = 48
 _RECEIVER_BYTES = 12 * MIB
 _CONNECTION_BYTES = 64 * KIB
 _SLACK = 1.25
 _LEAST_SLOT_BYTES = 64 * KIB
+# A registry looks a blob up for each request, which costs it as much as half a MiB of the body.
+_USUAL_SLOT_BYTES = 4 * MIB
+# Each connection should get so many of them, or the last ones decide the time.
+_SLOTS_PER_CONNECTION = 2
 
 MOST_UNPACKS = 32
 _PIECES_BYTES = 24 * MIB
 # Of each unpacker: what it reads and what comes out, in its hands and on the way to the digests.
 _PIECES_EACH = 10
 _LEAST_PIECE_BYTES, _MOST_PIECE_BYTES = 32 * KIB, 512 * KIB
-WINDOWS_BYTES = 64 * MIB
+WINDOWS_BYTES = 40 * MIB
 """Of all zstd windows together."""
 
 
@@ -112,11 +116,16 @@ def choose_pull_sizes(
     if node_connections is not None:
         most = min(most, node_connections)
     most = _affordable(most, budget_bytes, cpu_count) if remote else most
-    staging_bytes = budget_bytes - (_receivers_bytes(most, cpu_count) if remote else 0)
-    slot_bytes = settings.concurrent_download_chunk_size or choose_chunk_bytes(
-        total_bytes=max(total_bytes, 1), memory_bytes=staging_bytes, connections=min(start, most)
-    )
-    # With no set number of connections fewer of them are better than tiny requests.
+    slot_bytes = settings.concurrent_download_chunk_size
+    if slot_bytes is None:
+        share_bytes = total_bytes // (min(start, most) * _SLOTS_PER_CONNECTION)
+        slot_bytes = min(_USUAL_SLOT_BYTES, max(share_bytes // MIB, 1) * MIB)
+    if set_connections is None:
+        # Fewer connections are better than tiny requests, and have fewer receivers.
+        most = min(most, max(8, int(budget_bytes / (slot_bytes * _SLACK))))
+    staging_bytes = budget_bytes
+    if remote:
+        staging_bytes -= min(_receivers_bytes(most, cpu_count), budget_bytes // 2)
     least = most if set_connections is not None else min(most, 8)
     slot_bytes = max(_LEAST_SLOT_BYTES, min(slot_bytes, int(staging_bytes / (least * _SLACK))))
     slots = staging_bytes // slot_bytes
@@ -126,7 +135,7 @@ def choose_pull_sizes(
             f"than one request of {format_size(slot_bytes)}",
             hint="raise the memory limit, or set FASTLOAD_MEMORY_BYTES",
         )
-    most = min(most, slots)
+    most = max(1, min(most, int(slots / _SLACK)))
     unpacks = settings.max_concurrent_unpacks_per_image or min(max(cpu_count, 2), 4)
     unpacks = min(unpacks, MOST_UNPACKS)
     piece_bytes = _PIECES_BYTES // unpacks // _PIECES_EACH // KIB * KIB

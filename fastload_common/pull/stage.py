@@ -233,7 +233,7 @@ def _checked(destination: Path) -> Path:
             f"{path} is a mount point, where nothing can appear at once",
             hint=f"name a directory in it, such as {path / 'model'}",
         )
-    if path.is_dir() and any(os.scandir(path)):
+    if path.is_dir() and os.listdir(path):
         raise ConfigError(
             f"{path} is not empty", hint="remove it first, or name a directory that is not there"
         )
