@@ -31,8 +31,10 @@ from fastload_common.engine.compile_counters import Counted, sum_counted
 from fastload_common.engine.compile_directories import Directories, prepare_directories
 from fastload_common.engine.compile_place import see
 from fastload_common.engine.compile_verdict import SCHEMA, SCHEMA_VERSION, Verdict, judge
+from fastload_common.engine.fork_guard import no_fork
 from fastload_common.errors import FastloadError
 from fastload_common.load.report import append_line
+from fastload_common.source.early import import_for_s3
 
 __all__ = ["CompileStart", "compile_cache_is_on"]
 
@@ -173,6 +175,9 @@ class CompileStart:
     def _restore(self, factors: Mapping[str, Any]) -> None:
         outcome = self.outcome
         try:
+            if self._cache.stores.remote is not None:
+                with no_fork():  # workers may be forked at this very moment
+                    import_for_s3()
             outcome = self._cache.restore(factors, self.roots)
         finally:
             with self._lock:

@@ -63,7 +63,8 @@ class Server:
         """The variables of a new process."""
         with self.monkeypatch.context() as patch:
             for variable in VARIABLES.values():
-                patch.delenv(variable, raising=False)
+                patch.setenv(variable, "")  # so that it is unset again afterwards
+                patch.delenv(variable)
             for name, value in {**self.settings, **(variables or {})}.items():
                 patch.setenv(name, value)
             yield
