@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -85,8 +86,10 @@ def machine_of(name: str | None, given: Mapping[str, Any]) -> Machine:
     unsaid: dict[str, Any] = {"network_cards": 1, "nvme_bytes": 0, "gpus": 0, "gpu": ""}
     numbers = unsaid | numbers
     for key in ("vcpus", "memory_bytes", "gbps", "network_cards"):
-        if not numbers[key] > 0:
+        if not 0 < numbers[key] < math.inf:
             raise ConfigError(f"{_option(key)}: expected more than 0, got {numbers[key]}")
+    if numbers["gpus"] < 0:
+        raise ConfigError(f"--gpus: expected 0 or more, got {numbers['gpus']}")
     return Machine(name=name or "this machine", **numbers)
 
 

@@ -41,6 +41,7 @@ _CACHE_ROOM = 1.2
 _GRACE_S = 15
 _VARIABLES = {option.name: option.variable for option in OPTIONS}
 _DEFAULTS = {option.name: option.default for option in OPTIONS}
+_MOST_REQUESTS = int(next(o.maximum for o in OPTIONS if o.name == "concurrency") or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +86,10 @@ def load_choice(machine: Machine, model_bytes: int, ranks: int) -> LoadChoice:
     useful = min(wanted, -(-model_bytes // MIB))
     concurrency = memory_bytes = None
     if by_itself < useful:
-        concurrency = wanted
+        concurrency = min(wanted, _MOST_REQUESTS)
         sizes = _sizes(machine, model_bytes, ranks, Settings(concurrency=concurrency))
         # Without memory for them the load would take smaller requests, which fill less.
-        enough_bytes = -(-int(wanted * _SLOT_BYTES * _SLACK) // GIB) * GIB + GIB
+        enough_bytes = -(-int(concurrency * _SLOT_BYTES * _SLACK) // GIB) * GIB + GIB
         settings = Settings(concurrency=concurrency, memory_bytes=enough_bytes)
         larger = _sizes(machine, model_bytes, ranks, settings)
         if larger.chunk_bytes > sizes.chunk_bytes or larger.concurrency > sizes.concurrency:

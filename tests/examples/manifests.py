@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,12 @@ class _Strict(yaml.SafeLoader):
 
 
 def read(file: Path) -> list[Manifest]:
-    """The documents of one file."""
+    """The documents of one file; the caller's own."""
+    return copy.deepcopy(_read(file))
+
+
+@cache
+def _read(file: Path) -> list[Manifest]:
     # A subclass of SafeLoader, so nothing is constructed but plain values.
     found = yaml.load_all(file.read_text("utf-8"), Loader=_Strict)
     return [document for document in found if document is not None]

@@ -79,6 +79,9 @@ def test_no_type_and_no_numbers() -> None:
     [
         ({"vcpus": 0}, "--vcpus"),
         ({"gbps": -1.0}, "--gbps"),
+        ({"gbps": float("inf")}, "--gbps"),
+        ({"gbps": float("nan")}, "--gbps"),
+        ({"gpus": -1}, "--gpus"),
         ({"memory_bytes": 0}, "--memory"),
         ({"network_cards": 0}, "--network-cards"),
     ],

@@ -103,6 +103,11 @@ def test_a_link_beyond_its_own_bound_gets_numbers() -> None:
     assert found["FASTLOAD_MEMORY_BYTES"].value == 15 * GIB
 
 
+def test_no_more_is_advised_than_fastload_takes() -> None:
+    found = own("p6-b200.48xlarge", gbps=1e9)["FASTLOAD_CONCURRENCY"].value
+    assert load_settings({"concurrency": str(found)}, extra_name="advise").concurrency == 4096
+
+
 def test_a_small_model_is_not_worth_so_many_requests() -> None:
     assert own("p6-b200.48xlarge", 100 * MIB)["FASTLOAD_CONCURRENCY"].value is None
 
