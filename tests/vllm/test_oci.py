@@ -1,0 +1,154 @@
+"""Real vLLM from a registry: the same tokens as from a directory, few bytes more than the model."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastload_common.testing.certificates import PrivateAuthority
+from fastload_common.testing.registry_server import (
+    FILEPATH,
+    RegistryServer,
+    missing_programs,
+)
+from fastload_common.testing.vllm_cpu import add_vllm_metadata
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+    pytest.mark.skipif(bool(missing_programs()), reason=missing_programs() or "-"),
+]
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+RAW = "application/vnd.cncf.model.weight.v1.raw"
+TAR = "application/vnd.oci.image.layer.v1.tar"
+MOST = 1.01
+"""Bytes that the registry serves / bytes of the model, of all processes of an engine."""
+
+# Large enough that headers, which each process reads, are no tenth of a percent of it.
+SHAPE = {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from fastload_common.testing.tiny_models import write_tiny_model
+
+    directory = tmp_path_factory.mktemp("models") / "m"
+    return write_tiny_model(directory, "qwen3", max_shard_bytes=90_000_000, **SHAPE)
+
+
+@pytest.fixture(scope="module")
+def registry(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]:
+    """Debian's registry, with the model as raw layers, and in the folder of an image."""
+    with RegistryServer(PrivateAuthority(tmp_path_factory.mktemp("authority"))) as server:
+        layers = [
+            server.push_blob("raw", file.read_bytes(), RAW, {FILEPATH: file.name})
+            for file in sorted(model.iterdir())
+        ]
+        server.push_manifest("raw", "v", layers)
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w") as archive:
+            archive.add(model, "models/m")
+        server.push_manifest("image", "v", [server.push_blob("image", out.getvalue(), TAR)])
+        yield server
+
+
+@pytest.fixture(scope="module")
+def variables(registry: RegistryServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    work = tmp_path_factory.mktemp("work")
+    names = add_vllm_metadata(work / "names")
+    return registry.environ() | {
+        "FASTLOAD_CACHE_DIR": str(work / "cache"),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "0|1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "PYTHONPATH": f"{names}{os.pathsep}{ROOT}",
+    }
+
+
+def run(arguments: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=os.environ | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=850,
+    )
+
+
+def tokens(ranks: int, cases: dict[str, str], variables: dict[str, str]) -> dict[str, Any]:
+    job = {
+        "tensor_parallel_size": ranks,
+        "cases": [
+            {
+                "name": name,
+                "model": model,
+                "load_format": "fastload" if model.startswith("oci://") else "auto",
+            }
+            for name, model in cases.items()
+        ],
+    }
+    done = run([str(HERE / "token_worker.py"), json.dumps(job)], variables)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    assert len(lines) == len(cases), done.stdout[-5000:]
+    rows = [json.loads(line.removeprefix("RESULT ")) for line in lines]
+    return {row["name"]: row["tokens"] for row in rows}
+
+
+def served(registry: RegistryServer, repository: str, since: int) -> int:
+    paths = f"/v2/{repository}/"
+    return sum(one.body_bytes for one in registry.requests(since) if one.path.startswith(paths))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_same_tokens_and_few_bytes_more(
+    ranks: int, model: Path, registry: RegistryServer, variables: dict[str, str], tmp_path: Path
+) -> None:
+    begin = len(registry.log_text())
+    cases = {"directory": str(model), "raw": f"oci://{registry.host}/raw:v"}
+    if ranks == 2:
+        cases["image"] = f"oci://{registry.host}/image:v/models/m"
+    found = tokens(ranks, cases, variables | {"FASTLOAD_CACHE_DIR": str(tmp_path / "cache")})
+    assert len({str(row) for row in found["directory"]}) > 1
+    assert all(one == found["directory"] for one in found.values())
+    model_bytes = sum(file.stat().st_size for file in model.iterdir())
+    for repository in list(cases)[1:]:
+        share = served(registry, repository, begin) / model_bytes
+        print(f"TP={ranks} {repository}: {share:.4f} of {model_bytes} bytes")
+        assert 0.95 < share <= MOST
+
+
+def test_what_is_not_in_the_registry_is_one_line(
+    registry: RegistryServer, variables: dict[str, str]
+) -> None:
+    command = str(Path(sys.executable).parent / "vllm")
+    uri = f"oci://{registry.host}/raw:absent"
+    for load_format, kind in (("fastload", "ObjectMissingError"), ("auto", "ConfigError")):
+        done = run([command, "serve", uri, "--port", "0", "--load-format", load_format], variables)
+        assert done.returncode == 1
+        assert "Traceback" not in done.stdout
+        last = done.stdout.strip().splitlines()[-1]
+        assert last.startswith(f"fastload: {kind}: ")
+        assert uri in last
