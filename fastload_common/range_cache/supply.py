@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fastload_common.clock import Clock
+from fastload_common.errors import StagingError
 from fastload_common.plan.records import Chunk
 from fastload_common.range_cache.coverage import Cover
 from fastload_common.range_cache.node_cache import NodeCache
@@ -35,8 +36,8 @@ class _Task:
     """One chunk to read.
 
     Attributes:
-        slot: where what the source brought is; None: nothing of it is missing.
-        taken_s: when a thread took it up.
+        slot: its memory; None: it has none yet.
+        taken_s: when a thread began to read it.
         given_up: its bytes come from the source; whoever has its slot gives that back.
     """
 
@@ -129,10 +130,9 @@ class CacheSupply:
         """See `Run.complete`."""
         task = self._tasks.get(id(chunk))
         with self._changed:
-            if task is None or task.given_up or self._over:
+            # One with memory has been here: what was damaged has come.
+            if task is None or task.given_up or task.slot is not None or self._over:
                 return True
-            if task.taken_s is not None:
-                return True  # it has been here: what was damaged has come
             task.slot = slot
             self._queue.appendleft(task)
             self._changed.notify_all()  # others wait for other things
@@ -141,67 +141,64 @@ class CacheSupply:
     # Threads
 
     def _work(self) -> None:
-        while (task := self._next()) is not None:
-            try:
-                self._do(task)
-            except BaseException as error:  # noqa: BLE001 -- raised again by the consumer
-                self._its_run().fail(error)
-            finally:
-                with self._changed:
-                    self._running.discard(task)
+        try:
+            while (found := self._next()) is not None:
+                self._do(*found)
+        except BaseException as error:  # noqa: BLE001 -- raised again by the consumer
+            self._its_run().fail(error)
 
-    def _next(self) -> _Task | None:
-        with self._changed:
-            while not self._queue:
-                if self._over:
-                    return None
-                self._changed.wait()
-            task = self._queue.popleft()
-            task.taken_s = self._clock.monotonic_s()
-            self._running.add(task)
-            return task
-
-    def _do(self, task: _Task) -> None:
+    def _next(self) -> tuple[_Task, StagingSlot] | None:
+        """A chunk to read, and its memory; those that have some come first. None: end."""
         run = self._its_run()
-        slot = task.slot or self._lease(task)
-        if slot is None:
-            return
-        size_bytes = task.chunk.byte_range.size_bytes
-        with self._changed:
-            task.slot = slot
-            task.taken_s = self._clock.monotonic_s()
-        start = task.chunk.byte_range.start
+        while True:
+            with self._changed:
+                while not self._queue and not self._over:
+                    self._changed.wait()
+                if self._over or run.is_over:
+                    return None
+                if self._staging.is_closed:
+                    raise StagingError("the staging memory was closed while chunks were read")
+                task = self._queue.popleft()
+                self._running.add(task)
+            # Not under the lock: it may have to be made.
+            slot = task.slot or self._staging.try_lease(task.chunk.byte_range.size_bytes)
+            with self._changed:
+                if slot is not None and not task.given_up:
+                    task.slot = slot
+                    task.taken_s = self._clock.monotonic_s()
+                    return task, slot
+                self._running.discard(task)
+                if not task.given_up:
+                    self._queue.append(task)
+                    self._changed.wait(_POLL_S)
+            if slot is not None:
+                slot.release()
+
+    def _do(self, task: _Task, slot: StagingSlot) -> None:
+        byte_range = task.chunk.byte_range
+        size_bytes = byte_range.size_bytes
         try:
             self._staging.populate(slot.position_bytes, size_bytes)
             with contextlib.closing(_View(slot.memory[:size_bytes])) as view:
-                lost = self._cache.read_held(task.chunk.object_id, task.cover, view.memory, start)
+                lost = self._cache.read_held(
+                    task.chunk.object_id, task.cover, view.memory, byte_range.start
+                )
         except BaseException:
             slot.release()
             raise
         with self._changed:
             self._running.discard(task)
-            if task.given_up:
-                slot.release()
-                return
-            task.source_parts += lost
+            is_late = task.given_up
+            task.source_parts += [] if is_late else lost
+        if is_late:
+            slot.release()
+            return
         read_bytes = size_bytes - sum(part.size_bytes for part in task.source_parts)
         self._cache.count_chunk(read_bytes)
         if lost:
-            run.ask_for(task.index, slot, lost)
+            self._its_run().ask_for(task.index, slot, lost)
         else:
-            run.put(task.chunk, slot)
-
-    def _lease(self, task: _Task) -> StagingSlot | None:
-        """Memory for a chunk; None: it is wanted no more."""
-        run = self._its_run()
-        while not (self._over or run.is_over or task.given_up or self._staging.is_closed):
-            slot = self._staging.try_lease(task.chunk.byte_range.size_bytes)
-            if slot is not None:
-                return slot
-            with self._changed:
-                task.taken_s = self._clock.monotonic_s()  # it is not the disk that it waits for
-                self._changed.wait(_POLL_S)
-        return None
+            self._its_run().put(task.chunk, slot)
 
     def _watch(self) -> None:
         """See that reads end, and that nothing waits for a cache that is given up."""

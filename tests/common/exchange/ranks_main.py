@@ -7,11 +7,12 @@ standard output:
     {"size": 2, "uri": "...", "directory": "...", "settings": {...},
      "rank_settings": {"1": {...}}, "environ": {...}, "slow": {"1": 0.01},
      "signal": {"1": [9, 0.2]}, "stop_in_trace": [1], "eager": [1],
-     "fail": {"1": "layers.0.norm"}, "limit_s": 60}
+     "fail": {"1": "layers.0.norm"}, "limit_s": 60, "write_all": true}
 
 ``signal`` sends a signal to a rank so many seconds after the first one began to trace (stopped
 ranks are continued 2 s later); ``stop_in_trace`` lets a rank do nothing any more in its trace;
-``slow`` lets a rank sleep before it gives back each chunk.
+``slow`` lets a rank sleep before it gives back each chunk; with ``write_all`` a rank ends when its
+node cache is written.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from safetensors.torch import load_file
 from fastload_common.config import load_settings
 from fastload_common.exchange.node_exchange import NodeExchange
 from fastload_common.load.session import LoadSession, RankPlace, WeightSource
+from fastload_common.range_cache.writer import finish_writes
 from tests.common.exchange.exchange_harness import FileGroup, SlicedModel
 
 _CONTINUE_S = 2.0
@@ -140,6 +142,8 @@ def _load(rank: int, job: dict[str, Any], directory: Path) -> dict[str, Any]:
     except BaseException as caught:
         error = caught
     failed_s = time.monotonic()
+    if job.get("write_all"):
+        finish_writes(30)
     faults = None if error is not None else model.faults(_truth(job["truth"]))
     return {
         "error": None if error is None else f"{type(error).__name__}: {error}",
