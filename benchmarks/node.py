@@ -23,6 +23,7 @@ import socket
 import statistics
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.compiled import Programs
@@ -44,8 +45,11 @@ LIMIT_S = 180.0
 Row = dict[str, Any]
 
 
-def load(server: S3Server, ranks: int, way: str) -> Row:
+def load(server: S3Server, ranks: int, way: str, settings: Mapping[str, str] | None = None) -> Row:
     """Load once; figures of the node.
+
+    Args:
+        settings: more variables.
 
     Raises:
         RuntimeError: a rank failed; the text is its last line.
@@ -53,7 +57,7 @@ def load(server: S3Server, ranks: int, way: str) -> Row:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environ = client_environment(server) | {"FASTLOAD_EXCHANGE": WAYS[way]}
+    environ = client_environment(server) | {"FASTLOAD_EXCHANGE": WAYS[way]} | dict(settings or {})
     server.take_counters()
     processes = [
         subprocess.Popen(
@@ -89,6 +93,7 @@ def load(server: S3Server, ranks: int, way: str) -> Row:
         "model_ratio": counters["bytes"] / found[0]["model_bytes"],
         "needed_ratio": sum(row["needed_bytes"] for row in found) / found[0]["model_bytes"],
         "phases_s": [row["phases_s"] for row in found],
+        "node_cache": [row["node_cache"] for row in found],
     }
 
 

@@ -30,6 +30,7 @@ from fastload_common.config import load_settings
 from fastload_common.engine.cpu_group import CpuGroup
 from fastload_common.load.request import RankPlace, WeightSource
 from fastload_common.load.session import LoadSession
+from fastload_common.range_cache.writer import finish_writes
 from fastload_common.source.registry import open_source
 
 COLUMNS = 4096
@@ -93,6 +94,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     slices.check()
     report = session.report
     torch.distributed.barrier()  # nobody is gone while others still load
+    finish_writes(60)
     return {
         "began_s": began_s,
         "ended_s": ended_s,
@@ -100,6 +102,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         "needed_bytes": report.needed_bytes,
         "model_bytes": report.model_bytes,
         "phases_s": report.as_dict()["phases_s"],
+        "node_cache": report.as_dict()["node_cache"],
     }
 
 
