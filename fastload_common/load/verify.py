@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import TypeVar
 
-from fastload_common.checksums.algorithms import Checksum, crc_function
-from fastload_common.checksums.composed import Composed, ContradictionError
 from fastload_common.errors import ChecksumMismatchError
 from fastload_common.load.executor import Fetch, FilledChunk, ended
 from fastload_common.load.report import LoadReport
-from fastload_common.plan.planner import ALIGNMENT_BYTES
+from fastload_common.load.verify_object import CheckedObject, checked_object
 from fastload_common.plan.records import Chunk
-from fastload_common.ranges import ByteRange, ObjectId
+from fastload_common.ranges import ObjectId
 from fastload_common.source.base import ObjectSource
 
 __all__ = ["SeeStart", "Verification"]
@@ -32,11 +29,6 @@ _F = TypeVar("_F", bound=FilledChunk)
 
 SeeStart = Callable[[ObjectId, bytes], None]
 """Told the first bytes of an object that were used outside the transfer."""
-
-_HINT = (
-    "load again; if it happens again, compare the object with its original: it was damaged after "
-    "its upload, or a proxy, a network card or this machine's memory damages data"
-)
 
 
 class Verification:
@@ -51,7 +43,7 @@ class Verification:
         self._mode = mode
         self._chunk_bytes = 0
         self._report = report
-        self._objects: dict[ObjectId, _Object | None] = {}
+        self._objects: dict[ObjectId, CheckedObject | None] = {}
         self._fetch: Fetch | None = None
         self._read_bytes = 0
         self._finished = False
@@ -78,7 +70,8 @@ class Verification:
         def see(object_id: ObjectId, data: bytes) -> None:
             if object_id not in self._objects:
                 stored = source.stored_checksum(object_id)
-                self._objects[object_id] = None if stored is None else _Object(object_id, stored)
+                everything = self._mode == "full"
+                self._objects[object_id] = checked_object(object_id, stored, everything=everything)
             self._see(object_id, 0, memoryview(data))
 
         return see
@@ -168,11 +161,11 @@ class Verification:
                         filled.release()
                     self._read_bytes += filled.chunk.byte_range.size_bytes
 
-    def _own(self) -> dict[ObjectId, _Object | None]:
+    def _own(self) -> dict[ObjectId, CheckedObject | None]:
         """The objects that are not left to others."""
         return {one: seen for one, seen in self._objects.items() if one not in self._left_out}
 
-    def _known(self) -> list[_Object]:
+    def _known(self) -> list[CheckedObject]:
         return [seen for seen in self._own().values() if seen is not None]
 
     def _count(self) -> None:
@@ -195,76 +188,3 @@ class Verification:
                 len(self._own()),
                 without[0],
             )
-
-
-@dataclass(slots=True)
-class _Object:
-    """One object with what was seen of it."""
-
-    object_id: ObjectId
-    stored: Checksum
-    is_compared: bool = False
-    composed: Composed = field(init=False)
-    crc: Callable[[memoryview], int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        algorithm = self.stored.algorithm
-        self.crc = crc_function(algorithm)
-        self.composed = Composed(algorithm, ByteRange(0, self.object_id.size_bytes))
-
-    def see(self, start: int, data: memoryview) -> None:
-        """Take a range that is used; compare once all is there.
-
-        Raises:
-            ChecksumMismatchError: it is not what was stored, or not what was read before.
-        """
-        end = start + len(data)
-        # The planner's chunks begin up to here before the bytes that they are for, so the next
-        # one may begin in this one: then it comes again as exactly this piece.
-        border = max(start, end - end % ALIGNMENT_BYTES)
-        for byte_range in (ByteRange(start, border), ByteRange(border, end)):
-            for part in self.composed.cut(byte_range):
-                value = self.crc(data[part.start - start : part.end - start])
-                try:
-                    self.composed.add(part, value)
-                except ContradictionError as error:
-                    raise self._contradiction(error) from None
-        if self.composed.is_complete and not self.is_compared:
-            self._compare()
-
-    def wanted(self, *, everything: bool) -> list[ByteRange]:
-        """What must be read only to be compared."""
-        if everything or self.composed.is_complete:
-            return self.composed.missing() + self.composed.uncompared()
-        return []
-
-    def _compare(self) -> None:
-        algorithm = self.stored.algorithm
-        value = self.composed.value()
-        if value != self.stored.value:
-            raise ChecksumMismatchError(
-                f"{self.object_id.uri} is not what was stored: its {algorithm.name} checksum is "
-                f"{self.stored}, that of the bytes that arrived is {algorithm.show(value)}",
-                hint=_HINT,
-                uri=self.object_id.uri,
-                algorithm=algorithm.name,
-                expected=str(self.stored),
-                computed=algorithm.show(value),
-                etag=self.object_id.etag,
-            )
-        self.is_compared = True
-
-    def _contradiction(self, error: ContradictionError) -> ChecksumMismatchError:
-        algorithm = self.stored.algorithm
-        return ChecksumMismatchError(
-            f"{self.object_id.uri} was read twice and differs: {algorithm.name} of bytes "
-            f"{error.byte_range} is {algorithm.show(error.first)} and "
-            f"{algorithm.show(error.again)}",
-            hint=_HINT,
-            uri=self.object_id.uri,
-            algorithm=algorithm.name,
-            range=str(error.byte_range),
-            expected=algorithm.show(error.first),
-            computed=algorithm.show(error.again),
-            etag=self.object_id.etag,
-        )
