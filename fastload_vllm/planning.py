@@ -17,7 +17,7 @@ from fastload_common.load.plan_job import PlanJob, Tracer
 from fastload_common.load.request import WeightSource
 from fastload_vllm import compat
 
-__all__ = ["VllmPlanner", "offer_no_kernel", "planner"]
+__all__ = ["VllmPlanner", "offer_no_kernel", "planner", "said"]
 
 
 # Several ranks though there may be no device; and a plan needs no tokenizer.
@@ -53,7 +53,7 @@ class VllmPlanner:
                 **_UNLESS_TOLD | dict(job.engine_arguments),
             ).create_engine_config()
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"vLLM refuses this configuration: {_said(error)}") from error
+            raise ConfigError(f"vLLM refuses this configuration: {said(error)}") from error
         if config.parallel_config.world_size_across_dp != job.ranks:
             raise ConfigError(
                 "a plan is of the tensor- and pipeline-parallel ranks of one replica",
@@ -62,7 +62,7 @@ class VllmPlanner:
         return PreparedVllm(config)
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
     """What an error says; of one of pydantic its messages, without values and addresses."""
     details = getattr(error, "errors", None)
     if not callable(details):

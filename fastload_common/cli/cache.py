@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fastload_common.cli import cache_key
+from fastload_common.cli.cache_key import read_factors
 from fastload_common.cli.output import print_json, show, table
 from fastload_common.cli.settings import AsJson, SetOption, settings_from
 from fastload_common.errors import ConfigError, FastloadError
@@ -25,33 +26,11 @@ __all__ = ["app"]
 
 app = typer.Typer(help="What engines compiled: keys, entries, stores.", no_args_is_help=True)
 
-FactorsOption = Annotated[
-    str | None, typer.Option("--factors", metavar="FILE", help="The engine's factors, JSON; or -.")
-]
 Keys = Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", help="First digits do.")]
 _SHORT = 16
 
 
-@app.command()
-def key(factors: FactorsOption = None, as_json: AsJson = False) -> None:
-    """Print the key of an engine's factors on this machine, or what the machine alone gives."""
-    from fastload_common.compile_cache.factors import check_factors
-    from fastload_common.compile_cache.key import key_of
-    from fastload_common.compile_cache.machine import machine_factors
-
-    found = machine_factors()
-    key = None
-    if factors is not None:
-        found = check_factors({**found, **_read_factors(factors)})
-        key = key_of(found)
-    if as_json:
-        print_json({"key": key, "factors": found})
-        return
-    rows = table("factor", "value")
-    for name in sorted(found):
-        value = found[name]
-        rows.add_row(name, value if isinstance(value, str) else json.dumps(value))
-    show(f"key {key}" if key else "no key without the engine's factors (--factors)", rows)
+app.command("key")(cache_key.key)
 
 
 @app.command("list")
@@ -107,7 +86,7 @@ def diff(one: str, other: str, assignments: SetOption = None) -> None:
     found = []
     for text in (one, other):
         if text == "-" or Path(text).is_file():
-            found.append(_read_factors(text))
+            found.append(read_factors(text))
             continue
         stores = stores or _open(assignments)
         found.append(_find(stores, text)[1].factors)
@@ -270,16 +249,3 @@ def _facts(store: Store, manifest: Manifest) -> dict[str, Any]:
         "content_bytes": manifest.content_bytes,
         "signed": "no" if manifest.signature is None else manifest.signature.key_id,
     }
-
-
-def _read_factors(file: str) -> dict[str, Any]:
-    try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-        found = json.loads(text)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: cannot be read as JSON: {error}") from None
-    if isinstance(found, dict) and isinstance(found.get("factors"), dict):
-        found = found["factors"]  # what `key --json` prints
-    if not isinstance(found, dict):
-        raise ConfigError(f"{file}: expected an object of factors")
-    return found
