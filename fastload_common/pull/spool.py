@@ -51,6 +51,8 @@ class Spool:
         self._starts: list[int] = []  # of ranges that are there: disjoint, sorted, not touching
         self._ends: list[int] = []
         self._aborted = False
+        # Whoever has read the last byte may discard the file before its writer is done with it.
+        self._files = threading.RLock()
         self._fd = -1
         self._journal = -1
 
@@ -83,18 +85,18 @@ class Spool:
 
     def close(self) -> None:
         """Close the file; what is there stays for the next pull. Safe to call twice."""
-        for descriptor in (self._fd, self._journal):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._fd = self._journal = -1
+        with self._files:
+            for descriptor in (self._fd, self._journal):
+                if descriptor >= 0:
+                    os.close(descriptor)
+            self._fd = self._journal = -1
 
     def discard(self) -> None:
-        """Close and delete what is there."""
+        """Close and delete the file; what was there counts as having been there."""
         self.close()
         for path in (self.path, self._journal_path):
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
-        self._starts, self._ends, self.resumed_bytes = [], [], 0
 
     def give_up_journal(self) -> None:
         """The file is checked and finished: it is only a file from now on."""
@@ -115,20 +117,22 @@ class Spool:
         Raises:
             OSError: the disk is full, or the like.
         """
-        if self._fd < 0:
-            self._open()
-        done_bytes = 0
-        while done_bytes < len(data):
-            done_bytes += os.pwrite(self._fd, data[done_bytes:], start + done_bytes)
-        self.note(start, data)
+        with self._files:
+            if self._fd < 0:
+                self._open()
+            done_bytes = 0
+            while done_bytes < len(data):
+                done_bytes += os.pwrite(self._fd, data[done_bytes:], start + done_bytes)
+            self.note(start, data)
 
     def note(self, start: int, data: memoryview) -> None:
         """Say that these bytes are in the file, however they came there."""
-        if self._fd < 0:
-            self._open()
-        self._note(ByteRange(start, start + len(data)), zlib.crc32(data))
-        if self.is_complete:
-            self.close()
+        with self._files:
+            if self._fd < 0:
+                self._open()
+            self._note(ByteRange(start, start + len(data)), zlib.crc32(data))
+            if self.is_complete:
+                self.close()
 
     def abort(self) -> None:
         """Wake all readers; they end with `Aborted`."""

@@ -6,11 +6,13 @@ off it must begin anew, since such a store knows no other way.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import random
 import ssl
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 
 from fastload_common.clock import Clock
@@ -131,8 +133,9 @@ class _Stream:
                 if not error.retryable or attempt == self._settings.max_attempts:
                     raise
                 told_s = error.fields.get("retry_after_s")
+                failures = 0 if error.received_bytes >= self._policy.progress_bytes else attempt
                 delay_s = self._policy.backoff_delay_s(
-                    attempt, random.random, told_s if isinstance(told_s, int | float) else None
+                    failures, random.random, told_s if isinstance(told_s, int | float) else None
                 )
                 if self._clock.wait(self._stopped, delay_s):
                     return
@@ -146,8 +149,16 @@ class _Stream:
         size_bytes = self._object_id.size_bytes
         descriptor = os.open(self._spool.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            with mmap.mmap(descriptor, size_bytes) as mapped:
+            mapped = mmap.mmap(descriptor, size_bytes)
+            try:
                 self._receive(mapped)
+            except BaseException as error:
+                _let_go(error)
+                raise
+            finally:
+                # Should somebody hold a part of it still, it is unmapped with that.
+                with contextlib.suppress(BufferError):
+                    mapped.close()
         finally:
             os.close(descriptor)
 
@@ -197,6 +208,13 @@ class _Stream:
         whole = end - end % mmap.PAGESIZE
         if whole:
             mapped.madvise(mmap.MADV_DONTNEED, 0, whole)
+
+
+def _let_go(error: BaseException | None) -> None:
+    """What an error's tracebacks hold of the map."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 class _Watch:
