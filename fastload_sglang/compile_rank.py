@@ -9,12 +9,7 @@ import logging
 from pathlib import Path
 
 from fastload_common.config import environment, load_settings
-from fastload_common.engine.compile_counters import (
-    Counted,
-    count_torch,
-    graphs_of,
-    torch_compile_s,
-)
+from fastload_common.engine.compile_counters import counted_by_torch
 from fastload_common.engine.start_board import RankReport, StartBoard
 from fastload_common.errors import FastloadError
 from fastload_sglang.caches import TACTICS_VARIABLE
@@ -55,7 +50,7 @@ def report(*, is_warm: bool) -> None:
     if board is None or not board.path.exists():
         return
     try:
-        board.report(RankReport(is_warm, round(_waited_s or 0.0, 3), _counted()))
+        board.report(RankReport(is_warm, round(_waited_s or 0.0, 3), counted_by_torch()))
     except Exception as error:  # noqa: BLE001 - a cache never ends a server
         logger.warning("fastload: compile cache: a rank cannot report: %s", type(error).__name__)
         logger.debug("fastload: compile cache: not reported", exc_info=True)
@@ -80,10 +75,3 @@ def tactics_file(file: Path, *, is_draft: bool) -> Path:
 def _board() -> StartBoard | None:
     path = environment().get(VARIABLE)
     return StartBoard(Path(path)) if path else None
-
-
-def _counted() -> Counted:
-    """torch's counters; SGLang's other compilers have none."""
-    details = count_torch()
-    compiled, loaded = graphs_of(details)
-    return Counted(compiled, loaded, round(torch_compile_s(), 3), details)

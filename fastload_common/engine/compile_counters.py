@@ -7,7 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Counted", "count_torch", "graphs_of", "sum_counted", "torch_compile_s"]
+__all__ = [
+    "Counted",
+    "count_torch",
+    "counted_by_torch",
+    "graphs_of",
+    "sum_counted",
+    "torch_compile_s",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,13 @@ def graphs_of(details: Mapping[str, int]) -> tuple[int, int]:
     missed = of("autograd", "miss", "bypass") - found
     compiled = max(of("fxgraph", "miss", "bypass"), missed, 0)
     return compiled, max(found, of("autograd", "hit"))
+
+
+def counted_by_torch() -> Counted:
+    """This process's counters, for engines whose other compilers have none."""
+    details = count_torch()
+    compiled, loaded = graphs_of(details)
+    return Counted(compiled, loaded, round(torch_compile_s(), 3), details)
 
 
 def sum_counted(ranks: Iterable[Counted]) -> Counted:

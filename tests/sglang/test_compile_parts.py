@@ -110,7 +110,7 @@ def test_variables_that_change_what_is_compiled_and_no_others() -> None:
             "TRITON_CACHE_DIR": "/tmp/a",
             # Of nobody here.
             "CCACHE_SLOPPINESS": "1",
-            "HOME": "/root",
+            "HOME": "/home/somebody",
             "FASTLOAD_COMPILE_CACHE": "/tmp/a",
             "SGLANG_EMPTY": "",
         }
