@@ -126,10 +126,9 @@ def choose_sizes(
     rank, ranks = place.local_rank, place.local_world_size
     wished = _connections(settings, place, total_bytes, machine)
     largest_bytes = settings.chunk_bytes or _LARGEST_CHUNK_BYTES
-    wanted_bytes = int(wished.maximum * largest_bytes * _SLACK)
+    behind_bytes = min(_BEHIND_BYTES, total_bytes) if settings.node_cache and remote else 0
+    wanted_bytes = int(wished.maximum * largest_bytes * _SLACK) + behind_bytes
     wanted_bytes += _receivers_bytes(wished.maximum, machine) if remote else 0
-    behind_bytes = _BEHIND_BYTES if settings.node_cache is not None and remote else 0
-    wanted_bytes += min(behind_bytes, total_bytes)
     budget = staging_budget(
         settings.memory_bytes,
         wanted_bytes=max(min(wanted_bytes, _MOST_MEMORY_BYTES), largest_bytes),
@@ -152,10 +151,9 @@ def choose_sizes(
         raise _too_small(budget, chunk_bytes)
     behind = min(slots // 4, behind_bytes // chunk_bytes)
     most = min(most, slots - behind)
-    start = min(wished.start, most)
-    cap = settings.max_bytes_per_s
-    own_cap = None if cap is None else share_of(cap, rank, ranks)
-    return LoadSizes(budget.bytes, chunk_bytes, slots, start, most, own_cap, budget.reason, behind)
+    own_cap = None if (cap := settings.max_bytes_per_s) is None else share_of(cap, rank, ranks)
+    start, why = min(wished.start, most), budget.reason
+    return LoadSizes(budget.bytes, chunk_bytes, slots, start, most, own_cap, why, behind)
 
 
 def _beside_receivers(

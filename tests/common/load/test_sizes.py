@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fastload_common.config import Settings
@@ -98,3 +100,24 @@ def test_a_cap_lets_a_quarter_of_a_second_through_at_once() -> None:
     settings = Settings(max_bytes_per_s=4_000_000)
     each = [choose_sizes(settings, place(k, 2), 64 * GIB, machine=SMALL) for k in range(2)]
     assert [sizes.policy(settings).burst_bytes for sizes in each] == [500_000, 500_000]
+
+
+@pytest.mark.parametrize("total_bytes", [86 * MIB, 8 * GIB, 140 * GIB])
+def test_the_node_cache_has_memory_of_its_own_where_there_is_enough(total_bytes: int) -> None:
+    without = choose_sizes(Settings(concurrency=64), place(0, 1), total_bytes, machine=HUGE)
+    cached = Settings(concurrency=64, node_cache=Path("/mnt/nvme"))
+    sizes = choose_sizes(cached, place(0, 1), total_bytes, machine=HUGE)
+    assert sizes.concurrency == without.concurrency
+    assert sizes.slots - sizes.behind_slots >= without.slots - 1
+    assert 0 < sizes.behind_slots * sizes.chunk_bytes <= 256 * MIB
+    assert without.behind_slots == 0
+
+
+def test_where_memory_is_short_the_node_cache_has_a_quarter_of_it() -> None:
+    settings = Settings(memory_bytes=256 * MIB, node_cache=Path("/mnt/nvme"))
+    sizes = choose_sizes(settings, place(0, 1), 64 * GIB, machine=HUGE)
+    assert 0 < sizes.behind_slots <= sizes.slots // 4
+    assert sizes.concurrency <= sizes.slots - sizes.behind_slots
+    least = Settings(memory_bytes=32 * MIB, chunk_bytes=16 * MIB, node_cache=Path("/mnt/nvme"))
+    sizes = choose_sizes(least, place(0, 1), 64 * GIB, machine=SMALL)
+    assert (sizes.behind_slots, sizes.concurrency) == (0, sizes.slots)
