@@ -14,7 +14,7 @@ from fastload_common.errors import OutOfBudgetError
 from fastload_common.staging.memory_limit import ReadText, read_kernel_file, staging_budget
 from fastload_common.transfer.policy import TransferPolicy
 from fastload_common.transfer.receiver_process import process_count
-from fastload_common.transfer.sizing import choose_concurrency
+from fastload_common.transfer.sizing import Connections, choose_concurrency
 from fastload_common.units import KIB, MIB, format_size
 
 __all__ = ["MOST_UNPACKS", "WINDOWS_BYTES", "PullSizes", "choose_pull_sizes"]
@@ -25,6 +25,7 @@ _MOST_CONNECTIONS = 48
 _RECEIVER_BYTES = 12 * MIB
 _CONNECTION_BYTES = 64 * KIB
 _SLACK = 1.25
+_SPARE_DESCRIPTORS = 64
 _LEAST_SLOT_BYTES = 64 * KIB
 # A registry looks a blob up for each request, which costs it as much as half a MiB of the body.
 _USUAL_SLOT_BYTES = 4 * MIB
@@ -102,31 +103,20 @@ def choose_pull_sizes(
         settings.memory_bytes, wanted_bytes=_TRANSFER_BYTES, read_text=read_text
     )
     budget_bytes = min(budget.bytes, _TRANSFER_BYTES)
-    wished = choose_concurrency(
-        cpu_count=cpu_count,
-        descriptor_limit=descriptor_limit,
-        ranks=1,
-        slots=1 << 20,
-        remaining_bytes=total_bytes,
-    )
-    start, most = wished.start, min(wished.maximum, _MOST_CONNECTIONS)
-    set_connections = settings.max_concurrent_downloads_per_image
-    if set_connections is not None:
-        start = most = min(set_connections, max(1, descriptor_limit - 64))
-    if node_connections is not None:
-        most = min(most, node_connections)
-    most = _affordable(most, budget_bytes, cpu_count) if remote else most
+    receivers = _Receivers(cpu_count if remote else None)
+    wished = _connections(settings, total_bytes, cpu_count, descriptor_limit)
+    most = min(wished.maximum, node_connections or wished.maximum)
+    most = receivers.affordable(most, budget_bytes)
     slot_bytes = settings.concurrent_download_chunk_size
     if slot_bytes is None:
-        share_bytes = total_bytes // (min(start, most) * _SLOTS_PER_CONNECTION)
+        share_bytes = total_bytes // (min(wished.start, most) * _SLOTS_PER_CONNECTION)
         slot_bytes = min(_USUAL_SLOT_BYTES, max(share_bytes // MIB, 1) * MIB)
-    if set_connections is None:
+    least = most
+    if settings.max_concurrent_downloads_per_image is None:
         # Fewer connections are better than tiny requests, and have fewer receivers.
         most = min(most, max(8, int(budget_bytes / (slot_bytes * _SLACK))))
-    staging_bytes = budget_bytes
-    if remote:
-        staging_bytes -= min(_receivers_bytes(most, cpu_count), budget_bytes // 2)
-    least = most if set_connections is not None else min(most, 8)
+        least = min(most, 8)
+    staging_bytes = budget_bytes - min(receivers.size_bytes(most), budget_bytes // 2)
     slot_bytes = max(_LEAST_SLOT_BYTES, min(slot_bytes, int(staging_bytes / (least * _SLACK))))
     slots = staging_bytes // slot_bytes
     if slots < 1:
@@ -136,26 +126,54 @@ def choose_pull_sizes(
             hint="raise the memory limit, or set FASTLOAD_MEMORY_BYTES",
         )
     most = max(1, min(most, int(slots / _SLACK)))
+    unpacks, piece_bytes = _unpackers(settings, cpu_count)
+    return PullSizes(most, min(wished.start, most), slot_bytes, slots, unpacks, piece_bytes)
+
+
+def _connections(
+    settings: Settings, total_bytes: int, cpu_count: int, descriptor_limit: int
+) -> Connections:
+    """Requests in flight, were there memory for all of them."""
+    set_connections = settings.max_concurrent_downloads_per_image
+    if set_connections is not None:
+        own = min(set_connections, max(1, descriptor_limit - _SPARE_DESCRIPTORS))
+        return Connections(own, own)
+    wished = choose_concurrency(
+        cpu_count=cpu_count,
+        descriptor_limit=descriptor_limit,
+        ranks=1,
+        slots=_MOST_CONNECTIONS,
+        remaining_bytes=total_bytes,
+    )
+    return Connections(min(wished.start, wished.maximum), wished.maximum)
+
+
+def _unpackers(settings: Settings, cpu_count: int) -> tuple[int, int]:
+    """How many, and the bytes of their pieces."""
     unpacks = settings.max_concurrent_unpacks_per_image or min(max(cpu_count, 2), 4)
     unpacks = min(unpacks, MOST_UNPACKS)
     piece_bytes = _PIECES_BYTES // unpacks // _PIECES_EACH // KIB * KIB
-    return PullSizes(
-        connections=most,
-        start_connections=min(start, most),
-        slot_bytes=slot_bytes,
-        slots=slots,
-        unpacks=unpacks,
-        piece_bytes=min(max(piece_bytes, _LEAST_PIECE_BYTES), _MOST_PIECE_BYTES),
-    )
+    return unpacks, min(max(piece_bytes, _LEAST_PIECE_BYTES), _MOST_PIECE_BYTES)
 
 
-def _affordable(connections: int, budget_bytes: int, cpu_count: int) -> int:
-    """So many connections that their receivers leave half of the memory for staging."""
-    while connections > 1 and _receivers_bytes(connections, cpu_count) > budget_bytes // 2:
-        connections = connections * 3 // 4
-    return connections
+@dataclass(frozen=True, slots=True)
+class _Receivers:
+    """What receiver processes take.
 
+    Attributes:
+        cpu_count: None: there are none.
+    """
 
-def _receivers_bytes(connections: int, cpu_count: int) -> int:
-    count = process_count(connections, cpu_count)
-    return count * _RECEIVER_BYTES + connections * _CONNECTION_BYTES
+    cpu_count: int | None
+
+    def size_bytes(self, connections: int) -> int:
+        if self.cpu_count is None:
+            return 0
+        count = process_count(connections, self.cpu_count)
+        return count * _RECEIVER_BYTES + connections * _CONNECTION_BYTES
+
+    def affordable(self, connections: int, budget_bytes: int) -> int:
+        """So many connections that half of the memory is left for staging."""
+        while connections > 1 and self.size_bytes(connections) > budget_bytes // 2:
+            connections = connections * 3 // 4
+        return connections

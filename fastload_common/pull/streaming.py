@@ -55,29 +55,9 @@ def stream_all(
         SourceError: the first one that is permanent, or has used up its attempts.
         OSError: the disk.
     """
-    lock = threading.Lock()
-    pending = list(reversed(wanted))
-    errors: list[BaseException] = []
-
-    def count(size_bytes: int) -> None:
-        with lock:
-            advance(size_bytes)
-
-    def work() -> None:
-        while True:
-            with lock:
-                if not pending or errors or stopped.is_set():
-                    return
-                object_id, spool = pending.pop()
-            try:
-                _Stream(source, object_id, spool, settings, clock, stopped, count).run()
-            except BaseException as error:  # noqa: BLE001 - raised again below
-                with lock:
-                    errors.append(error)
-                return
-
+    streams = _Streams(source, wanted, settings, clock, stopped, advance)
     running = [
-        threading.Thread(target=work, name=f"fastload-stream-{number}", daemon=True)
+        threading.Thread(target=streams.work, name=f"fastload-stream-{number}", daemon=True)
         for number in range(max(1, min(threads, _MOST_STREAMS)))
     ]
     for thread in running:
@@ -88,8 +68,56 @@ def stream_all(
     except BaseException:
         stopped.set()
         raise
-    if errors and not stopped.is_set():
-        raise errors[0]
+    if streams.errors and not stopped.is_set():
+        raise streams.errors[0]
+
+
+class _Streams:
+    """What the threads share."""
+
+    def __init__(
+        self,
+        source: RemoteSource,
+        wanted: Sequence[tuple[ObjectId, Spool]],
+        settings: Settings,
+        clock: Clock,
+        stopped: threading.Event,
+        advance: Callable[[int], None],
+    ) -> None:
+        self._source = source
+        self._pending = list(reversed(wanted))
+        self._settings = settings
+        self._clock = clock
+        self._stopped = stopped
+        self._advance = advance
+        self._lock = threading.Lock()
+        self.errors: list[BaseException] = []
+
+    def work(self) -> None:
+        """Fetch one after the other until none is left, or one has failed."""
+        while True:
+            with self._lock:
+                if not self._pending or self.errors or self._stopped.is_set():
+                    return
+                object_id, spool = self._pending.pop()
+            try:
+                _Stream(
+                    self._source,
+                    object_id,
+                    spool,
+                    self._settings,
+                    self._clock,
+                    self._stopped,
+                    self._count,
+                ).run()
+            except BaseException as error:  # noqa: BLE001 - raised again by `stream_all`
+                with self._lock:
+                    self.errors.append(error)
+                return
+
+    def _count(self, size_bytes: int) -> None:
+        with self._lock:
+            self._advance(size_bytes)
 
 
 class _Stream:

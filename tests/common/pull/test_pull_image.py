@@ -43,8 +43,12 @@ def environ(registry: RegistryServer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rich_layers() -> list[bytes]:
     """Every kind of thing that layers of operating systems have, and some that are odd."""
+    return [archive(*lowest()), archive(*second()), archive(*third())]
+
+
+def lowest() -> list[Entry]:
     noise = random.Random(1)
-    first = [
+    return [
         directory("./"),
         directory("etc/", 0o755),
         file("etc/passwd", b"root:x:0:0\n", mode=0o644),
@@ -74,7 +78,10 @@ def rich_layers() -> list[bytes]:
         symlink("was-link", "etc/passwd"),
         file("empty", b""),
     ]
-    second = [
+
+
+def second() -> list[Entry]:
+    return [
         directory("var/lib/", mtime_s=1_650_000_000),
         file("var/lib/.wh.one", b""),
         file("var/lib/three", b"3"),
@@ -91,14 +98,16 @@ def rich_layers() -> list[bytes]:
         file("etc/passwd", b"root:x:0:0\nuser:x:1000:1000\n", uid=3, gid=4),
         Entry("etc/attributes", b"x", pax={"SCHILY.xattr.user.test": "value"}),
     ]
-    third = [
+
+
+def third() -> list[Entry]:
+    return [
         directory("gone/"),
         file("gone/again", b"back"),
         directory("tmp/", 0o1777, mtime_s=1_610_000_000),
         symlink("usr/bin/tool-too", "tool"),
         file("var/lib/.wh.not-there", b""),
     ]
-    return [archive(*first), archive(*second), archive(*third)]
 
 
 def umoci_tree(registry: RegistryServer, repository: str, tmp_path: Path) -> Path:
