@@ -12,7 +12,16 @@ from functools import partial
 from fastload_common.engine.names import Engine
 from fastload_common.engine.names import Name as EngineName
 
-__all__ = ["COMPILE_NAMES", "CONFIG_NAMES", "ENGINE", "FIELDS", "LOADER_NAMES", "NAMES", "Name"]
+__all__ = [
+    "COMPILE_NAMES",
+    "CONFIG_NAMES",
+    "ENGINE",
+    "FIELDS",
+    "KEY_MAKER_NAMES",
+    "LOADER_NAMES",
+    "NAMES",
+    "Name",
+]
 
 ENGINE = Engine(
     title="SGLang",
@@ -194,6 +203,18 @@ DEFAULT_CACHES = Name(
     (),
 )
 
+_ARGUMENTS = "sglang.srt.server_args"
+LOAD_PLUGINS = Name("sglang.srt.plugins", "load_plugins", "`fastload cache key`", ())
+PREPARE = Name(_ARGUMENTS, "prepare_server_args", "`fastload cache key`", ("argv",))
+RESOLVE = Name(_ARGUMENTS, "ServerArgs.resolve_once", "`fastload cache key`", ())
+CHECK = Name(_ARGUMENTS, "ServerArgs.check_server_args", "`fastload cache key`", ())
+SET_VARIABLES = Name(
+    _ENGINE, "_set_envs_and_config", "`fastload cache key`: variables count", ("server_args",)
+)
+
+KEY_MAKER_NAMES: tuple[EngineName, ...] = (LOAD_PLUGINS, PREPARE, RESOLVE, CHECK, SET_VARIABLES)
+"""What ``fastload cache key`` needs; probed by it alone."""
+
 COMPILE_NAMES: dict[str, tuple[EngineName, ...]] = {
     _ENGINE: (
         *(LAUNCH, SHUTDOWN, ASK_RANKS, ARGUMENTS, MODEL_CONFIG, DEFAULT_CACHES, RESOLVING),
@@ -244,6 +265,7 @@ NAMES: tuple[EngineName, ...] = (
         for name in names
         if name not in (RESOLVING, METADATA_PATH, IS_OBJECT_URI)
     ),
+    *KEY_MAKER_NAMES,
 )
 """Functions, methods, classes and values."""
 

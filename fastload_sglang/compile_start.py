@@ -65,8 +65,6 @@ class _Watch:
 
 _watches: dict[int, _Watch] = {}
 """By the arguments of the engine that was started."""
-_set: dict[str, str] = {}
-"""Variables that an earlier start of this process has set."""
 
 
 def begin(server_args: Any) -> None:
@@ -100,18 +98,16 @@ def end(server_args: Any, ask_ranks: Callable[[], object]) -> None:
 
 
 def _begun(server_args: Any) -> _Watch | None:
-    global _set
     ranks = ranks_here(server_args)
     start = CompileStart.begin(
         compat.ENGINE.package,
         lambda: factors_of(server_args, ranks),
         ROOTS,
-        made_up={**compat.DEFAULT_CACHES.get()(), **_set},
+        made_up=compat.DEFAULT_CACHES.get()(),
     )
     if start is None:
         provide_variables({VARIABLE: ""})  # an earlier start's
         return None
-    _set = dict(start.directories.variables)
     board = StartBoard.create(start.directories.base)
     provide_variables({VARIABLE: str(board.path)})
     return _Watch(start, board, len(ranks.names))

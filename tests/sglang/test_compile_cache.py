@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from fastload_common.testing import sglang_cpu
 from fastload_common.testing.s3_server import S3Server
 from tests.sglang.server import environment, serving
 from tests.sglang.test_engine import tokens
@@ -110,6 +113,8 @@ def test_what_one_start_compiled_all_others_use(node: Node, model: Path) -> None
     assert len(cold["published"]) == 2
     check_left(node, cold["key"])
 
+    assert key_without_starting(node, *from_s3) == cold["key"]
+
     node.lose_disk()
     found, new_node = node.serve(*from_s3)
     assert found == wanted
@@ -128,6 +133,31 @@ def test_what_one_start_compiled_all_others_use(node: Node, model: Path) -> None
     assert other["nearest_key"] == cold["key"]
     assert any("limits.max_num_batched_tokens" in line for line in other["differing"])
     assert set(other["published"].values()) == {"stored"}
+
+
+def key_without_starting(node: Node, *arguments: str) -> str:
+    """What ``fastload cache key --engine sglang`` says of such a server."""
+    code = (
+        "import json, sys\n"
+        "from fastload_common.compile_cache.factors import check_factors\n"
+        "from fastload_common.compile_cache.key import key_of\n"
+        "from fastload_sglang.key_maker import key_maker\n"
+        "key_maker.check()\n"
+        "factors = check_factors(key_maker.factors(sys.argv[1:]))\n"
+        "print('KEY', key_of(factors))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments, *sglang_cpu.ARGUMENTS, "--tp", "2"],
+        env=node.variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("KEY ")]
+    assert lines, done.stdout[-3000:]
+    return lines[-1].split()[1]
 
 
 def check_hit(report: Mapping[str, Any], cold: Mapping[str, Any]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import logging
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +13,17 @@ from typing import Any
 import pytest
 
 from fastload_common.engine.compile_counters import Counted
+from fastload_common.engine.key_maker import GROUP
 from fastload_common.engine.names import Name
 from fastload_common.engine.start_board import RankReport, StartBoard
-from fastload_sglang import compat, compile_rank, compile_start, plugin
+from fastload_common.errors import ConfigError, EngineUnsupportedError
+from fastload_sglang import compat, compile_rank, compile_start, key_maker, plugin
 from fastload_sglang.caches import TACTICS_VARIABLE
 from fastload_sglang.compile_factors import variables
 from fastload_sglang.compile_rank import VARIABLE, tactics_file
 from fastload_sglang.compile_ranks import ranks_here
+
+ROOT = Path(__file__).parents[2]
 
 # -- ranks -----------------------------------------------------------------------------------
 
@@ -289,3 +296,37 @@ def test_an_engine_without_the_names_compiles_as_ever(
         plugin._patch_compile_cache(compat.LAUNCH.module)
     assert "compile cache: not used: this SGLang is not supported" in caplog.text
     assert compat.LAUNCH.dotted in caplog.text
+
+
+# -- fastload cache key ----------------------------------------------------------------------
+
+
+def test_the_key_maker_is_found_and_says_where_the_engine_is_not() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    place = project["entry-points"][GROUP]["sglang"]
+    module, _, name = place.partition(":")
+    found = getattr(importlib.import_module(module), name)
+    if importlib.util.find_spec("sglang") is None:
+        with pytest.raises(EngineUnsupportedError, match="not installed in this environment"):
+            found.check()
+    else:
+        found.check()
+
+
+def test_what_the_engine_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(arguments: list[str]) -> Any:
+        assert arguments == ["--model-path", "model", "--tp", "3"]
+        raise SystemExit(2)
+
+    def decides(arguments: list[str]) -> Any:
+        def resolve_once() -> None:
+            raise ValueError("no such thing")
+
+        return SimpleNamespace(resolve_once=resolve_once)
+
+    monkeypatch.setattr(key_maker, "missing", lambda _: [])
+    for prepare, message in ((refuses, "refuses these arguments"), (decides, "no such thing")):
+        answers = {"load_plugins": lambda: None, "prepare_server_args": prepare}
+        monkeypatch.setattr(Name, "get", lambda name, answers=answers: answers[name.path])
+        with pytest.raises(ConfigError, match=message):
+            key_maker.SglangKeyMaker().factors(["model", "--tp", "3"])
