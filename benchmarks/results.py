@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.compiled import NO_COMPILER, NO_TLS, Programs, build, find_compiler
 from benchmarks.plots import Panel, draw
 
-__all__ = ["Bar", "finish", "options_of", "programs_or_none", "schemes_of"]
+__all__ = ["Bar", "finish", "machine", "options_of", "programs_or_none", "schemes_of"]
 
 _DIRECTORY = Path(__file__).parent / "results"
 _PACKAGES = (
@@ -109,7 +109,7 @@ def finish(
     failed = any(bar.passed is False for bar in bars)
     found["bars"] = [{**asdict(bar), "pass": bar.passed} for bar in bars]
     found["pass"] = not failed
-    found["machine"] = _machine()
+    found["machine"] = machine()
     if as_json:
         print(json.dumps(found))
         return int(failed)
@@ -128,7 +128,8 @@ def finish(
     return int(failed)
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
+    """What this machine is, and which versions of what it has."""
     model = ""
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):

@@ -26,13 +26,15 @@ from fastload_common.staging.pins import Pins
 from fastload_common.staging.placement import ChunkBytes, Placement
 from fastload_common.staging.ring import Ring
 from fastload_common.staging.route import Dense, Rows, Run, Spread, Table, dense, route, tables
+from fastload_common.units import KIB
 
 __all__ = ["DeviceBackend"]
 
-# Smaller runs wait for the end of the chunk, and cross together with their neighbours.
-_SMALL_BYTES = 64 * 1024
+# Smaller runs wait for the end of the chunk, and cross together with their neighbours: to ask for a
+# copy takes as long as to make one of about this size. Not measured: see docs/gpu.md.
+_SMALL_BYTES = 512 * KIB
 # Between neighbours: these bytes cross for nothing, in less time than another copy takes to begin.
-_GAP_BYTES = 16 * 1024
+_GAP_BYTES = 16 * KIB
 _ALIGNMENT_BYTES = 256
 # Of the slots, one in so many may be a buffer of the ring.
 _RING_SHARE = 8

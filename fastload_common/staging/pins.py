@@ -26,6 +26,9 @@ __all__ = ["Pins"]
 
 _log = logging.getLogger(__name__)
 
+# Another rank's memory is about as large as this one's.
+_LARGEST_SHARE = 4
+
 
 @dataclass(slots=True)
 class _Area:
@@ -120,6 +123,8 @@ class Pins:
             if not own and len(held) % stride_bytes:
                 stride_bytes = len(held)  # not made as ours is: as one
             area = _Area(held, _address(held), stride_bytes, self._arena if own else None)
+            # The ranks of a node divide its budget evenly: this is no rank's staging memory.
+            area.refused = len(held) > _LARGEST_SHARE * self._arena.size_bytes
             self._areas[id(memory)] = area
         return area
 

@@ -110,16 +110,18 @@ class TorchDevice:
             )
 
     def spread(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        plain: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+        plain: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         with self._module.stream(self._stream):
             for target, source in zip(targets, sources, strict=True):
                 if target.dtype == source.dtype == torch.uint8 and target.dim() == 1:
-                    plain[0].append(target)
-                    plain[1].append(source)
+                    word = _widest_word(target, source)
+                    lists = plain.setdefault(word, ([], []))
+                    lists[0].append(target.view(word))
+                    lists[1].append(source.view(word))
                 else:
                     target.copy_(source)
-            if plain[0]:
-                torch._foreach_copy_(*plain)  # a few kernels for all
+            for lists in plain.values():
+                torch._foreach_copy_(*lists)  # a few kernels for all
 
     def mark(self) -> Mark:
         return _EventMark(self._module, self._stream, self._device.type)
@@ -148,6 +150,17 @@ class _EventMark:
 
     def wait(self) -> None:
         self._event.synchronize()
+
+
+def _widest_word(*parts: torch.Tensor) -> torch.dtype:
+    """What bytes of equal size may be copied as, for their addresses and their size."""
+    bits = len(parts[0])
+    for part in parts:
+        bits |= part.data_ptr() | int(part.storage_offset())
+    for word in (torch.int64, torch.int32, torch.int16):
+        if bits % word.itemsize == 0:
+            return word
+    return torch.uint8
 
 
 @functools.cache

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from fastload_common.errors import DeviceCopyError
+from fastload_common.exchange.slots import PeerMemory
 from fastload_common.staging import pins
 from fastload_common.staging.arena import Arena
 from fastload_common.staging.placement import ChunkBytes, Placement
 from fastload_common.staging.placer import Placer
 from fastload_common.testing.fake_device import FakeDevice
 from fastload_common.units import KIB, MIB
-from tests.common.staging.device_harness import CPU, Rig, check_load
+from tests.common.staging.device_harness import CPU, Rig, WatchedArena, check_load
 from tests.common.trace.harness import arange
 
 META = torch.device("meta")
@@ -144,6 +145,18 @@ def test_other_ranks_memory_is_pinned_where_that_is_allowed() -> None:
     assert 0 < device.peak_pinned_bytes <= load.peers.size_bytes
     assert _facts(load)["pinned_bytes"] == 0
     assert "ring_bytes" not in _facts(load)
+
+
+def test_memory_of_another_size_than_a_ranks_is_not_pinned() -> None:
+    """A map of a large file, say: to pin it would take what nobody has allowed."""
+    device = FakeDevice()
+    load = rig({"w": arange(512, 512)}, device, peer_share=1.0, slot_count=4)
+    load.peers.close()
+    load.peers = WatchedArena(CHUNK, 20, device)
+    load.peer_memory = PeerMemory(load.peers.fd, load.peers.size_bytes)
+    check_load(load, {"w": torch.zeros(512, 512)}, _copy_all)
+    assert _facts(load)["pinned_of_others_bytes"] == 0
+    assert device.peak_pinned_bytes <= load.arena.size_bytes
 
 
 def test_other_ranks_memory_goes_through_the_ring_where_read_only_maps_are_refused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +52,8 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeDevice]]:
         opened[-1].fails_at = FAILS_AT.get(len(opened))
         return opened[-1]
 
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
     OPTIONS.clear()
     FAILS_AT.clear()
     monkeypatch.setattr(torch_device, "open_device", open_device)
@@ -58,6 +62,8 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeDevice]]:
         assert device.pinned == {}
     left = [t.name for t in threading.enumerate() if t.name.startswith("fastload")]
     assert left == []
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_one_rank(checkpoint: Path, tensors: Tensors, devices: list[FakeDevice]) -> None:

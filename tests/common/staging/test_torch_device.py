@@ -168,8 +168,12 @@ def test_runs_and_spreads_are_copied_on_the_stream(
     source, target = torch.arange(9, dtype=torch.uint8), torch.zeros(9, dtype=torch.uint8)
     device.copy(target, source)
     assert torch.equal(target, source)
+    whole = torch.arange(64, dtype=torch.uint8)
     targets = [torch.zeros(3, dtype=torch.uint8), torch.zeros(2, 2), torch.zeros(1).byte()]
     sources = [source[:3], torch.tensor([[1, 2], [3, 4]]).byte(), source[8:]]
+    for start, end in ((0, 16), (8, 12), (2, 8), (1, 9)):  # as words of 8, 4, 2 and 1 bytes
+        targets.append(torch.zeros(64, dtype=torch.uint8)[start:end])
+        sources.append(whole[start:end])
     device.spread(targets, sources)
     for one, other in zip(targets, sources, strict=True):
         assert torch.equal(one, other.to(one.dtype))
