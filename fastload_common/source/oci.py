@@ -7,6 +7,7 @@ compressed layer. A `Receiver` does not retry: the transfer does.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -52,7 +53,7 @@ class OciSource:
         self._reference = reference
         self._settings = settings
         self._image = OciImage(reference, settings, clock)
-        self._lock = threading.Lock()
+        self._locks: dict[int, threading.Lock] = {}  # by process: see `OciImage`
         self._files: dict[str, FileAt] | None = None
 
     @property
@@ -125,7 +126,7 @@ class OciSource:
         return ObjectId(f"{self.root}/{key}", state_of(file.digest, file.start), file.size_bytes)
 
     def _known_files(self) -> dict[str, FileAt]:
-        with self._lock:
+        with self._locks.setdefault(os.getpid(), threading.Lock()):
             if self._files is None:
                 self._files = self._find_files()
             return self._files

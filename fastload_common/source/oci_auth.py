@@ -157,6 +157,20 @@ class Authorizer:
                 return credential is not None and credential.basic is not None
             return True
 
+    def refused(self, sent: str | None, tried: set[str]) -> bool:
+        """Take note of a 403, which some registries answer to an old token; as `challenged`."""
+        if sent is None or "refused" in tried:
+            return False
+        tried.add("refused")
+        with self._lock:
+            known, token = self._credential, self._token
+            if token is not None:
+                if token.header == sent:
+                    self._token, self._has_looked = None, False
+                return True
+            self._has_looked = False
+            return self._known() != known
+
     def hint(self) -> str:
         """What to do where access is denied."""
         registry = self._place.registry

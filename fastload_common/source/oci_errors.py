@@ -59,7 +59,7 @@ def storage_error(
     if status in (401, 403, 400):
         return AccessDeniedError(
             f"the store that the registry keeps its blobs in refused to {asked}",
-            hint="the registry's signed URLs were refused several times: are the registry's clock and its "
+            hint="its signed URLs were refused several times: are the registry's clock and its "
             "storage credentials right?",
             **facts,
         )

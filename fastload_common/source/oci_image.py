@@ -76,7 +76,8 @@ class OciImage:
         self._clock = clock or SystemClock()
         self._session = OciSession(reference, settings, self._clock)
         self._small = SmallReads(self._session.small_calls, self._receiver)
-        self._lock = threading.Lock()
+        # By process: a lock that another thread held during a fork is of no use after it.
+        self._locks: dict[int, threading.Lock] = {}
         self._resolved: _Resolved | None = None
         self._reads: dict[int, OciReads] = {}
 
@@ -197,7 +198,7 @@ class OciImage:
         return reads
 
     def _resolve(self) -> _Resolved:
-        with self._lock:
+        with self._locks.setdefault(os.getpid(), threading.Lock()):
             found = self._resolved
             if found is None:
                 found = self._resolved = self._session.from_any(self._resolve_at)

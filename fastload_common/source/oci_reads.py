@@ -236,6 +236,8 @@ class OciSignedRead:
         challenge = headers.get("www-authenticate", "")
         if status == 401 and authorizer.challenged(challenge, self._authorization, tried):
             return None
+        if status == 403 and authorizer.refused(self._authorization, tried):
+            return None
         if self._place.is_mirror and self._reads.give_up(self._digest, self._place):
             return None
         hint = authorizer.hint()

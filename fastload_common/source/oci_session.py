@@ -258,5 +258,7 @@ class OciSession:
         challenge = reply.headers.get("www-authenticate", "")
         if reply.status == 401 and authorizer.challenged(challenge, authorization, tried):
             return None
+        if reply.status == 403 and authorizer.refused(authorization, tried):
+            return None
         hint = authorizer.hint()
         raise registry_error(reply.status, reply.headers, reply.body, asked, hint, **facts)

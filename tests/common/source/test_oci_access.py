@@ -15,9 +15,7 @@ from fastload_common.errors import (
 from fastload_common.source.oci_auth import parse_challenges
 from fastload_common.testing.certificates import PrivateAuthority
 from fastload_common.testing.fake_clock import FakeClock
-from fastload_common.testing.scripted_registry import (
-    Answer,
-)
+from fastload_common.testing.scripted_registry import Answer, Asked
 from tests.common.source.oci_bench import (
     DATA,
     Make,
@@ -65,6 +63,47 @@ def test_a_token_that_is_refused_early_is_replaced(make_registry: Make, open_oci
     registry.ended.update(registry.tokens)
     assert read(source) == DATA[1000:2000]
     assert len(registry.tokens) == 2
+
+
+def test_a_403_for_an_old_token_is_asked_again_with_a_new_one(
+    make_registry: Make, open_oci: Open
+) -> None:
+    registry = make_registry(auth="bearer")
+    source = open_oci(registry)
+    read(source)
+    old = set(registry.tokens)
+
+    def refuse(asked: Asked) -> Answer | None:
+        is_old = (asked.authorization or "").removeprefix("Bearer ") in old
+        return Answer(403, b'{"errors": [{"code": "DENIED"}]}') if is_old else None
+
+    registry.script = refuse
+    assert read(source) == DATA[1000:2000]
+    assert len(registry.tokens) == 2
+    registry.script = lambda asked: Answer(403) if "/blobs/" in asked.path else None
+    begin = len(registry.log)
+    with pytest.raises(AccessDeniedError):
+        read(source)
+    assert len([asked for asked in registry.log[begin:] if "/blobs/" in asked.path]) == 2
+
+
+def test_a_403_for_an_old_password_is_asked_again_with_the_new_one(
+    make_registry: Make, open_oci: Open, tmp_path: Path
+) -> None:
+    """As a helper gives one every twelve hours; the same one again is not sent twice."""
+    registry = make_registry(auth="basic")
+    source = open_oci(registry)
+    read(source)
+    registry.password = "renewed-s3cr3t-pass"
+    registry.script = lambda asked: (
+        Answer(403) if asked.authorization and registry.usual(asked).status == 401 else None
+    )
+    begin = len(registry.log)
+    with pytest.raises(AccessDeniedError):
+        read(source)
+    assert len(registry.log) == begin + 1
+    (tmp_path / "config.json").write_text(json.dumps(registry.login()))
+    assert read(source) == DATA[1000:2000]
 
 
 def test_a_token_without_a_life_lives_a_minute(
