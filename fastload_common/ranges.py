@@ -45,9 +45,11 @@ class ObjectId:
     """One immutable state of one object.
 
     Attributes:
-        uri: ``s3://bucket/key`` or an absolute ``file:///path``; safe to print.
-        etag: what pins this state: S3's ETag with its quotes, or for a file a token made of
-            inode, size, mtime and ctime. None where the store has none.
+        uri: ``s3://bucket/key``, a file of ``oci://registry/repository:tag``, or an absolute
+            ``file:///path``; safe to print.
+        etag: what pins this state: S3's ETag with its quotes, a layer's digest (with ``+offset``
+            for a file in it), or for a file a token made of inode, size, mtime and ctime. None
+            where the store has none.
         size_bytes: size of the whole object.
     """
 

@@ -30,7 +30,7 @@ SCHEMA: dict[str, tuple[str, str]] = {
     "error": ("string or null", "Class and message of the error that ended the load."),
     "engine": ("string", "Engine that asked for the load, such as `vllm`."),
     "engine_version": ("string", "Version of that engine."),
-    "uri": ("string", "The model: `s3://bucket/prefix` or a directory."),
+    "uri": ("string", "The model: `s3://bucket/prefix`, an `oci://` URI or a directory."),
     "rank": ("integer", "Rank of this process among those that load the model."),
     "world_size": ("integer", "How many ranks load the model."),
     "wall_s": ("number", "Seconds from the start of the load to its end."),

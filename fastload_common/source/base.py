@@ -1,7 +1,7 @@
 """The one interface to stored objects. Knows URIs and bytes, never tensors.
 
-A source stands for one root: ``s3://bucket/prefix`` or a directory. Keys are relative to
-the root, with ``/`` between parts and none in front.
+A source stands for one root: ``s3://bucket/prefix``, an artifact of a registry, or a directory.
+Keys are relative to the root, with ``/`` between parts and none in front.
 
 Who calls, and in which order, in a load:
 
