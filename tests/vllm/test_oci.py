@@ -38,7 +38,7 @@ MOST = 1.01
 """Bytes that the registry serves / bytes of the model, of all processes of an engine."""
 
 # Large enough that headers, which each process reads, are no tenth of a percent of it.
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "hidden_size": 1024,
     "intermediate_size": 3072,
     "num_hidden_layers": 6,
