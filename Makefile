@@ -105,7 +105,7 @@ test-unit: $(READY)  ## tests that need no engine
 
 test-engine: $(READY_VLLM)  ## tests with the real vLLM
 	@mkdir -p $(LOGS)
-	$(VENV_VLLM)/bin/python -m pytest tests/vllm tests/sweep tests/cases/test_t_rows_engine_*.py $(PYTEST_ARGS) 2>&1 | tee $(LOGS)/test-engine.log
+	$(VENV_VLLM)/bin/python -m pytest tests/vllm tests/sweep tests/cases/test_[ct]_rows_engine_*.py $(PYTEST_ARGS) 2>&1 | tee $(LOGS)/test-engine.log
 
 .PHONY: test-sglang
 test-sglang: $(READY_SGLANG)  ## tests with the real SGLang
