@@ -25,6 +25,7 @@ SWEEP ?= build/sweep
 SWEEP_ARGS ?=
 SWEEP_SGLANG ?= build/sweep-sglang
 EXCHANGE_ARGS ?=
+COMPILE_STORM_ARGS ?=
 LOGS ?= build/logs
 
 PIP_QUIET := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
@@ -112,12 +113,15 @@ test-sglang: $(READY_SGLANG)  ## tests with the real SGLang
 	@mkdir -p $(LOGS)
 	$(VENV_SGLANG)/bin/python -m pytest tests/sglang $(PYTEST_ARGS) 2>&1 | tee $(LOGS)/test-sglang.log
 
-.PHONY: storm exchange-storm
+.PHONY: storm exchange-storm compile-storm
 storm: $(READY)  ## 2,000 loads through random faults (7 minutes); the tests run 80 of them
 	$(VENV)/bin/python -m tests.faults.run_storm $(STORM_ARGS)
 
 exchange-storm: $(READY)  ## 100 loads by 8 ranks together, of which one is killed (10 minutes)
 	$(VENV)/bin/python -m tests.faults.run_exchange $(EXCHANGE_ARGS)
+
+compile-storm: $(READY)  ## 50 pairs of servers that share a compile cache, killed and damaged (10 minutes)
+	$(VENV)/bin/python -m tests.faults.run_compile_cache $(COMPILE_STORM_ARGS)
 
 .PHONY: sweep
 sweep: $(READY_VLLM)  ## every architecture of vLLM against its default loader (30 minutes); resumable
@@ -134,7 +138,7 @@ demo: $(READY_VLLM)  ## serve a small model from an S3 server on this machine, c
 demo-sglang: $(READY_SGLANG)  ## the same with the real SGLang
 	$(VENV_SGLANG)/bin/python examples/demo.py sglang
 
-BENCHMARKS := peers busy link tail memory node trace planner
+BENCHMARKS := peers busy link tail memory node trace planner compile_cache
 # Each is run, whatever the one before it found; a missed bar fails the target at the end.
 RUN_BENCHMARKS = failed=; for name in $(BENCHMARKS); do \
 	    echo "== $$name"; $(VENV_BENCH)/bin/python -m benchmarks.$$name $(1) || failed="$$failed $$name"; \

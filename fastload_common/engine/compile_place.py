@@ -200,7 +200,7 @@ def _sealed(path: Path) -> Seen:
 
 def _boot() -> str:
     try:
-        return _BOOT.read_text(encoding="ascii").strip()
+        return _BOOT.read_text(encoding="utf-8").strip()
     except OSError:
         return ""
 

@@ -51,6 +51,7 @@ def test_make_test_runs_everything_in_both_environments() -> None:
     "target",
     [
         *("venv", "venv-vllm", "venv-sglang", "demo", "demo-sglang", "storm", "exchange-storm"),
+        "compile-storm",
         *("sweep", "sweep-sglang", "test-sglang", "bench", "docs", "clean"),
     ],
 )
