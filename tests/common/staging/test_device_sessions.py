@@ -17,6 +17,8 @@ from fastload_common.errors import DeviceCopyError, PeerError
 from fastload_common.staging import torch_device
 from fastload_common.testing.fake_device import FakeDevice
 from tests.common.exchange.exchange_harness import (
+    SlicedModel,
+    Weights,
     load_ranks,
     make_tensors,
     settings_of,
@@ -136,3 +138,49 @@ def test_the_others_hear_of_a_rank_whose_copies_fail(
     outcomes = load_ranks(str(checkpoint), 2, settings_of(memory_bytes="4MiB"))
     errors = sorted((type(outcome.error) for outcome in outcomes), key=lambda kind: kind.__name__)
     assert errors == [DeviceCopyError, PeerError]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+class TestOnARealDevice:
+    """The same loads, onto a GPU."""
+
+    def test_one_rank(self, checkpoint: Path, tensors: Tensors) -> None:
+        model = Model(tensors).cuda()
+        before_bytes = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        session = load(checkpoint, settings_of(), model)
+        assert model.cpu().holds(tensors)
+        [facts] = session.report.devices.values()
+        assert facts["run_bytes"] + facts["packed_bytes"] > 0
+        slot_bytes = settings_of().chunk_bytes or 0
+        assert torch.cuda.max_memory_allocated() - before_bytes <= slot_bytes + 4096
+
+    def test_ranks_that_exchange(self, checkpoint: Path, tensors: Tensors) -> None:
+        outcomes = load_ranks(
+            str(checkpoint),
+            3,
+            settings_of(memory_bytes="6MiB"),
+            models=[CudaModel(rank, 3) for rank in range(3)],
+        )
+        for outcome in outcomes:
+            if outcome.error is not None:
+                raise outcome.error
+            assert outcome.model.faults(tensors) == []
+            assert list(outcome.report.devices) == ["cuda:0"]
+
+
+class CudaModel(SlicedModel):
+    """Takes its slices on the GPU, and shows them on the host."""
+
+    def load_weights(self, weights: Weights) -> set[str]:
+        for name, tensor in weights:
+            source = self.part(name, tensor)
+            target = torch.full(tuple(source.shape), 7, dtype=source.dtype, device="cuda:0")
+            target.copy_(source)
+            self.held[name] = target
+        return set(self.held)
+
+    def faults(self, tensors: Tensors) -> list[str]:
+        self.held = {name: value.cpu() for name, value in self.held.items()}
+        return super().faults(tensors)
