@@ -38,10 +38,7 @@ _EMPTY_STAGE = "needs no weights: the pipeline has more stages than the model ca
 
 
 def plan(
-    uri: Annotated[
-        str,
-        typer.Argument(help="s3://bucket/prefix, oci://registry/repository:tag, or a directory."),
-    ],
+    uri: Annotated[str, typer.Argument(help="s3://, oci:// or a directory.")],
     engine: Annotated[str, typer.Option(help="Whose model code to run.")] = "vllm",
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="Pipeline-parallel ranks.")] = 1,
