@@ -54,7 +54,7 @@ EXTREMES = {
         "concurrent_download_chunk_size": "1GiB",
         "max_concurrent_downloads_per_image": "32",
     },
-    "chunks of 64 KiB": {"concurrent_download_chunk_size": "64KiB"},
+    "chunks of 256 KiB": {"concurrent_download_chunk_size": "256KiB"},
 }
 
 

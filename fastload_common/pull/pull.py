@@ -37,6 +37,7 @@ from fastload_common.pull.workers import Comparing, Job, Unpacking, Windows, Wor
 from fastload_common.source.base import ObjectSource
 from fastload_common.source.uri import is_file_uri
 from fastload_common.transfer.stats import TransferStats
+from fastload_common.units import format_size
 
 __all__ = ["pull"]
 
@@ -164,8 +165,21 @@ class _Pull:
             spool.prepare()
             work.spools[key] = spool
             self._report.resumed_bytes += spool.resumed_bytes
+        self._check_room()
         if self._report.resumed_bytes:
             self._advance(self._report.resumed_bytes)
+
+    def _check_room(self) -> None:
+        """Ends at once what cannot end well: unpacked, it will be more still."""
+        missing_bytes = sum(one.size_bytes - one.present_bytes for one in self._spools)
+        status = os.statvfs(self._stage.path)
+        free_bytes = status.f_bavail * status.f_frsize
+        if missing_bytes > free_bytes:
+            raise PullError(
+                f"{format_size(missing_bytes)} are to be fetched, and the disk of "
+                f"{self._stage.destination} has {format_size(free_bytes)} free",
+                hint="make room, or name a directory on another disk",
+            )
 
     def _jobs(self) -> list[Job]:
         """The largest first: they take longest, and the others fill the gaps."""
@@ -274,14 +288,16 @@ class _Pull:
         )
         unpacks = self._node_slots("unpack", self._settings.max_concurrent_unpacks)
         workers = Workers(jobs, sizes, unpacks, download.stop)
-        workers.start()
         try:
+            workers.start()
             download.run()
+            workers.join()
         except BaseException:
             workers.stop()
+            download.stop()
+            workers.join()
             raise
         finally:
-            workers.join()
             for spool in self._spools:
                 spool.close()
             self._report.fetched_bytes += download.fetched_bytes

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fastload_common.errors import ArchiveInvalidError, ChecksumMismatchError
+from fastload_common.errors import ArchiveInvalidError, ChecksumMismatchError, PullError
 from fastload_common.pull.digesting import Digest, Sha, Summing
 from fastload_common.pull.inflate import HEAD_BYTES, open_inflater, window_bytes
 from fastload_common.pull.layer import Unpacked, unpack_layer
@@ -84,10 +84,10 @@ class Unpacking:
         self.done(unpacked)
 
     def _unpack(self, read: _Tee, content: Digest, sizes: PullSizes) -> Unpacked:
-        number = self.item.number
+        item = self.item
 
         def allow(size_bytes: int, so_far_bytes: int) -> None:
-            self.allowance.entry(number, size_bytes, so_far_bytes)
+            self.allowance.entry(item.number, size_bytes, so_far_bytes)
 
         try:
             head = b""
@@ -106,15 +106,16 @@ class Unpacking:
                     special=self.special,
                     is_image=self.is_image,
                 )
-        except ArchiveInvalidError as error:
-            self._blame(read, error)
+        except PullError as error:
+            error.fields |= {"layer": item.object_id.uri}
+            if isinstance(error, ArchiveInvalidError):
+                self._blame(read, error)
             raise
         read.drain()
         return unpacked
 
     def _blame(self, read: _Tee, error: ArchiveInvalidError) -> None:
         """What looks damaged may have been damaged on the way: then that is the error."""
-        error.fields |= {"layer": self.item.object_id.uri}
         if self.item.digest is None:
             return
         read.drain()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ from tests.common.pull.images import (
     symlink,
     tree_of,
 )
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +124,7 @@ def umoci_tree(registry: RegistryServer, repository: str, tmp_path: Path) -> Pat
     return out
 
 
+@needs_root
 @pytest.mark.parametrize("how", ["gzip", "zstd", "none"])
 def test_the_tree_is_what_umoci_makes(registry: RegistryServer, tmp_path: Path, how: str) -> None:
     repository = f"images/{how}"

@@ -6,8 +6,9 @@ import os
 import random
 import struct
 import threading
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class Flaky:
     source: Any
     left_bytes: int = 1 << 60
     only: str = ""
+    waits_for: Callable[[], object] = lambda: True
     given: list[tuple[str, ByteRange]] = field(default_factory=list)
     lock: Any = field(default_factory=threading.Lock)
 
@@ -75,6 +77,9 @@ class _FlakyReceiver:
             if flaky.only in object_id.uri:
                 flaky.left_bytes -= byte_range.size_bytes
             if flaky.left_bytes < 0:
+                end_s = time.monotonic() + 30
+                while not flaky.waits_for() and time.monotonic() < end_s:
+                    time.sleep(0.005)
                 raise SourceError("refused for good", uri=object_id.uri)
             flaky.given.append((object_id.uri, byte_range))
         return self._receiver.receive(object_id, byte_range, buffer)
@@ -111,6 +116,10 @@ class Scene:
 
         self.blobs.source = opened
         return self.blobs.pull(self.monkeypatch, self.destination, tars, said or tars)
+
+    def has_done(self) -> bool:
+        """Whether the first layer is unpacked."""
+        return bool(list(self.place.glob(".fastload-pull-*/layers/0000-*.done")))
 
     def check(self, tars: list[bytes]) -> None:
         assert (self.destination / "first").read_bytes() == noise_of(3 * MIB, 1)
@@ -190,10 +199,14 @@ def test_a_layer_that_was_unpacked_is_not_fetched_again(
         max_concurrent_unpacks_per_image=1,
         discard_unpacked_layers=discard,
     )
+    kept = 1 if discard else 2
+
+    def is_unpacked() -> bool:
+        return scene.has_done() and len(list(scene.stage.glob("blobs/*.parts"))) == kept
+
     with pytest.raises(SourceError):
-        scene.pull(tars, left_bytes=1 * MIB, only="/1-")
-    assert len(list(scene.stage.glob("layers/0000-*.done"))) == 1
-    assert len(list(scene.stage.glob("blobs/*.parts"))) == (1 if discard else 2)
+        scene.pull(tars, left_bytes=1 * MIB, only="/1-", waits_for=is_unpacked)
+    assert is_unpacked()
     scene.pull(tars)
     assert not [uri for uri, _ in scene.sources[-1].given if "/0-" in uri]
     scene.check(tars)
@@ -208,7 +221,7 @@ def test_an_unpacked_layer_that_somebody_touched_is_unpacked_again(
         max_concurrent_unpacks_per_image=1,
     )
     with pytest.raises(SourceError):
-        scene.pull(tars, left_bytes=1 * MIB, only="/1-")
+        scene.pull(tars, left_bytes=1 * MIB, only="/1-", waits_for=scene.has_done)
     (unpacked,) = scene.stage.glob("layers/0000-*/first")
     status = unpacked.stat()
     with unpacked.open("r+b") as stream:
@@ -343,3 +356,15 @@ def test_a_full_disk_is_said(scene: Scene, tars: list[bytes]) -> None:
             scene.pull(tars)
     scene.pull(tars)
     scene.check(tars)
+
+
+def test_a_disk_without_room_is_said_before_anything_is_fetched(
+    scene: Scene, tars: list[bytes]
+) -> None:
+    status = list(os.statvfs(scene.place))
+    status[4] = 1  # blocks that are free for users
+    with scene.monkeypatch.context() as patched:
+        patched.setattr(os, "statvfs", lambda path: os.statvfs_result(status))
+        with pytest.raises(PullError, match="are to be fetched, and the disk"):
+            scene.pull(tars)
+    assert not scene.sources[-1].given
