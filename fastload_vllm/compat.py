@@ -201,8 +201,9 @@ CURRENT_PLATFORM = Name("vllm.platforms", "current_platform", "which device arte
 MODELS_PACKAGE = "vllm.model_executor.models"
 MODELS = Name(f"{MODELS_PACKAGE}.registry", "_VLLM_MODELS", "which file defines a model")
 _SERVE = "`fastload cache key` reads a command line"
-_CLI = "vllm.entrypoints.launchers.cli_args"
-SERVE_ARGUMENTS = Name(_CLI, "make_arg_parser", _SERVE, ("parser",))
+_CLI = "vllm.entrypoints.cli.serve"
+SERVE_COMMAND = Name(_CLI, "ServeSubcommand", _SERVE)
+SERVE_ARGUMENTS = Name(_CLI, "ServeSubcommand.subparser_init", _SERVE, ("subparsers",))
 ARGUMENT_PARSER = Name("vllm.utils.argparse_utils", "FlexibleArgumentParser", _SERVE)
 USAGE = Name("vllm.usage.usage_lib", "UsageContext", "the same: defaults depend on it")
 INDEPENDENT_REPLICA = Name(
@@ -241,6 +242,7 @@ COMPILE_START_NAMES: tuple[EngineName, ...] = (
 """What it needs where workers are started; an error there is a warning."""
 
 KEY_MAKER_NAMES: tuple[EngineName, ...] = (
+    SERVE_COMMAND,
     SERVE_ARGUMENTS,
     ARGUMENT_PARSER,
     USAGE,

@@ -44,9 +44,10 @@ class VllmKeyMaker:
 
 def _configuration(arguments: list[str]) -> Any:
     """As the process has it that makes the executor."""
-    parser = compat.SERVE_ARGUMENTS.get()(compat.ARGUMENT_PARSER.get()(prog="vllm serve"))
+    parser = compat.ARGUMENT_PARSER.get()(prog="vllm")
+    compat.SERVE_COMMAND.get()().subparser_init(parser.add_subparsers(dest="subparser"))
     try:
-        given = parser.parse_args(arguments)
+        given = parser.parse_args(["serve", *arguments])
     except SystemExit as error:  # it has said why
         raise ConfigError("vllm serve refuses these arguments") from error
     given.model = given.model_tag or given.model
