@@ -71,8 +71,13 @@ def test_ranks_that_are_forked_while_an_entry_is_fetched_are_not_stuck(
         assert row["waited_s"] < 10
 
 
-def test_nothing_is_imported_while_the_process_may_fork(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_remote", [True, False], ids=["s3", "directory"])
+def test_nothing_is_imported_while_the_process_may_fork(
+    server: Server, tmp_path: Path, is_remote: bool
+) -> None:
     private, _ = write_keys(tmp_path)
+    if not is_remote:
+        server.settings["FASTLOAD_COMPILE_CACHE"] = str(server.node)
     signing = {"FASTLOAD_COMPILE_CACHE_SIGNING_KEY_FILE": str(private)}
     server.start({"layout.tensor": 0}, signing)
     found = ended(run(server, "modules", **signing))

@@ -305,6 +305,31 @@ def test_what_is_written_after_warm_up_is_not_published(server: Server) -> None:
     assert not (start.directories.roots["graphs.compiled"] / "half").exists()
 
 
+def test_what_changes_after_warm_up_is_not_published_half(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    with server.process():
+        start = server.begin()
+        assert start is not None
+        start.wait()
+        made = compile_all()
+        publish = start._cache.publish
+
+        def change_and_publish(*arguments: object, **named: object) -> None:
+            (directory_of("graphs") / FILES["graphs"][0]).write_bytes(b"half a fi")
+            publish(*arguments, **named)  # type: ignore[arg-type]
+
+        server.monkeypatch.setattr(start._cache, "publish", change_and_publish)
+        assert start.complete([made]) is not None
+        assert start.finish(60)
+        start.directories.close()
+    assert "has changed since warm-up" in start.outcome.published[str(server.node)]
+    assert len(warnings(caplog)) == 1
+    _, verdict = server.start()
+    assert (verdict.measured, verdict.compiled) == ("miss", 1), "only that one is compiled anew"
+    assert server.start()[1].measured == "hit"
+
+
 def test_a_signed_entry_is_used_with_the_public_key(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
