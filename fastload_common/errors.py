@@ -26,7 +26,7 @@
     │   ├── BundleUntrustedError    not signed with the operator's key
     │   └── StoreUnsafeError        other users can write where entries are kept
     ├── PullError                   what `fastload pull` fetches, or where it puts it
-    │   ├── ArchiveInvalidError     a layer is no sound archive: damaged, cut off, at odds with itself
+    │   ├── ArchiveInvalidError     a layer is no sound archive: damaged, cut off, or contradictory
     │   └── ArchiveUnsafeError      a layer asks for what an archive may not do
     ├── StagingError                host memory, and the way from it into the model's
     │   ├── OutOfBudgetError        the budget cannot hold what must be held at once

@@ -62,12 +62,9 @@ class Node:
         self, model: str, variables: dict[str, str], **engine: Any
     ) -> tuple[list[Any], dict[str, Any], str]:
         """Tokens, the report's line about the compile cache, and the log."""
-        job = {
-            "engine": {"model": model, "load_format": "fastload", "enforce_eager": False} | engine,
-            "reload": [],
-        }
-        # Each test gives engines a memory of their own size, not a share of this machine's.
-        job["engine"]["gpu_memory_utilization"] = 0.2
+        # A share of memory that is there while others test as well.
+        own = {"model": model, "load_format": "fastload", "gpu_memory_utilization": 0.2}
+        job = {"engine": own | {"enforce_eager": False} | engine, "reload": []}
         done = subprocess.run(
             [sys.executable, str(WORKER), json.dumps(job)],
             env=os.environ | self._variables | variables,
