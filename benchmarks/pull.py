@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import random
+import resource
 import shutil
 import statistics
 import subprocess
@@ -116,12 +117,13 @@ class Measured:
 
     wall_s: float
     peak_mib: float
+    cpu_s: float
 
 
 def measure(command: list[str], environ: dict[str, str] | None = None) -> Measured:
     """Run a program and look at the memory of it and its children all the while."""
     peak_bytes = 0
-    begun_s = time.monotonic()
+    begun_s, before_s = time.monotonic(), _children_cpu_s()
     with subprocess.Popen(
         command, env={**os.environ, **(environ or {})}, stdout=subprocess.DEVNULL
     ) as run:
@@ -140,7 +142,13 @@ def measure(command: list[str], environ: dict[str, str] | None = None) -> Measur
         watch.join()
     if status:
         raise RuntimeError(f"{command[0]} ended with {status}")
-    return Measured(wall_s, peak_bytes / MIB)
+    return Measured(wall_s, peak_bytes / MIB, _children_cpu_s() - before_s)
+
+
+def _children_cpu_s() -> float:
+    """Of children that have ended, and of theirs."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def one_round(place: Path, host: str, environ: dict[str, str]) -> dict[str, Any]:
@@ -161,6 +169,8 @@ def one_round(place: Path, host: str, environ: dict[str, str]) -> dict[str, Any]
         "umoci_s": round(unpacked.wall_s, 3),
         "fastload_s": round(pulled.wall_s, 3),
         "ratio": round(pulled.wall_s / peers_s, 4),
+        "peers_cpu_s": round(copied.cpu_s + unpacked.cpu_s, 3),
+        "fastload_cpu_s": round(pulled.cpu_s, 3),
         "fastload_mib": round(pulled.peak_mib, 1),
         "skopeo_mib": round(copied.peak_mib, 1),
         "umoci_mib": round(unpacked.peak_mib, 1),

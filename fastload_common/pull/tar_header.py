@@ -18,9 +18,10 @@ __all__ = ["BLOCK_BYTES", "Entry", "Kind", "PaxRecords", "parse_header", "parse_
 BLOCK_BYTES = 512
 
 _XATTR = b"SCHILY.xattr."
+# Programs' own keywords begin with capitals, and others are to pass over them.
 _IGNORED = re.compile(
-    rb"(atime|ctime|comment|charset|hdrcharset|uname|gname|LIBARCHIVE\..*|SCHILY\.(?!xattr\.|realsize).*"
-    rb"|RHT\..*|MSWINDOWS\..*|APPLE\..*|VENDOR\..*|[a-z]+\.stargz\..*)",
+    rb"(atime|ctime|comment|charset|hdrcharset|uname|gname"
+    rb"|(?!GNU\.sparse\.|SCHILY\.xattr\.|SCHILY\.realsize)[A-Z][A-Z0-9]*\..*)",
     re.DOTALL,
 )
 _DECIMAL = re.compile(rb"[0-9]{1,20}")
