@@ -80,13 +80,20 @@ class Pending:
             self._thread.join(_JOIN_S)
 
     def _work(self) -> None:
-        with self._enter():
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: bool(self._waiting) or self._closed)
-                    if not self._waiting:
-                        return
-                self._release_oldest()
+        try:
+            with self._enter():
+                self._serve()
+        except BaseException as error:  # noqa: BLE001 -- raised by the loading thread
+            self._errors.append(error)
+            self._serve()  # whoever waits for memory must come to know
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._waiting) or self._closed)
+                if not self._waiting:
+                    return
+            self._release_oldest()
 
     @staticmethod
     def _is_reached(mark: Mark) -> bool:

@@ -105,13 +105,16 @@ class Pins:
             self._areas.clear()
 
     def _pin_own(self, slot_count: int) -> None:
-        with self._device.current():
-            for slot in range(min(slot_count, self._arena.slot_count)):
-                if self._stopping.is_set():
-                    return
-                with self._lock:
-                    if not self._pin(self._area_of(self._arena.reserve(slot)), slot):
+        try:
+            with self._device.current():
+                for slot in range(min(slot_count, self._arena.slot_count)):
+                    if self._stopping.is_set():
                         return
+                    with self._lock:
+                        if not self._pin(self._area_of(self._arena.reserve(slot)), slot):
+                            return
+        except Exception as error:  # noqa: BLE001 -- slots are pinned when they are used, or not
+            _log.warning("staging memory could not be page-locked ahead: %s", error)
 
     def _area_of(self, data: memoryview) -> _Area:
         memory = data.obj

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -279,6 +280,35 @@ def test_pinning_ahead_ends_where_memory_does(caplog: pytest.LogCaptureFixture) 
     assert len(device.pinned) == 2
     placer.close()
     arena.close()
+
+
+def test_a_thread_that_cannot_work_with_the_device_gives_slots_back_and_says_why() -> None:
+    class Gone(FakeDevice):
+        def current(self) -> AbstractContextManager[None]:  # type: ignore[override]
+            if threading.current_thread() is not threading.main_thread():
+                raise RuntimeError("no such device")
+            return super().current()
+
+    load = rig({"w": arange(512, 512)}, Gone(), slot_count=1, threaded=True)
+    with pytest.raises(DeviceCopyError, match="no such device"):
+        check_load(load, {"w": torch.zeros(512, 512)}, _copy_all)
+    assert load.arena.leased_count == 0
+
+
+def test_a_thread_that_cannot_pin_ahead_is_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(FakeDevice):
+        def register(self, address: int, size_bytes: int, *, read_only: bool) -> None:
+            raise RuntimeError("the driver is gone")
+
+    arena = Arena(4096, 8)
+    placer = Placer(arena, open_device=lambda _: Broken())
+    placer.expect([CPU], 8 * 4096)
+    _join("fastload-pins")
+    placer.close()
+    arena.close()
+    assert caplog.text.count("page-locked ahead: the driver is gone") == 1
 
 
 def _join(name: str) -> None:
