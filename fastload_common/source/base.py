@@ -105,7 +105,7 @@ class Refusal:
 class SignedRead(Protocol):
     """One request for a range that a process without credentials can make, for some minutes.
 
-    The headers hold a signature and are never shown.
+    The headers, or the path, hold a signature and are never shown.
     """
 
     @property
