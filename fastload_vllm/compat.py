@@ -198,8 +198,8 @@ COMPILE_VARIABLES = Name(
     "vllm.envs", "compile_factors", "patched: no addresses in the engine's compile key", ()
 )
 CURRENT_PLATFORM = Name("vllm.platforms", "current_platform", "which device artefacts are for")
-MODELS_PACKAGE = "vllm.model_executor.models"
-MODELS = Name(f"{MODELS_PACKAGE}.registry", "_VLLM_MODELS", "which file defines a model")
+MODELS_PACKAGES = ("vllm.model_executor.models", "vllm.models")
+MODELS = Name(f"{MODELS_PACKAGES[0]}.registry", "_VLLM_MODELS", "which file defines a model")
 _SERVE = "`fastload cache key` reads a command line"
 _CLI = "vllm.entrypoints.cli.serve"
 SERVE_COMMAND = Name(_CLI, "ServeSubcommand", _SERVE)

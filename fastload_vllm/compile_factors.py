@@ -272,8 +272,10 @@ def _source_digest(architectures: Any) -> str | None:
     """Of the files that define the model's classes: a local edit is another model."""
     models = compat.MODELS.get()
     places = [models[name][0] for name in architectures or () if name in models]
+    first, *_ = compat.MODELS_PACKAGES
     return source_digest(
-        [f"{compat.MODELS_PACKAGE}.{place}" for place in places], compat.MODELS_PACKAGE
+        [place if place.startswith("vllm.") else f"{first}.{place}" for place in places],
+        compat.MODELS_PACKAGES,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata, util
 from pathlib import Path
 
@@ -14,32 +14,31 @@ _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]+\(?([\w \t,]*)|import[ \t]+([.\w]+))",
     re.MULTILINE,
 )
+_PACKAGE = "__init__.py"
 _OURS = "fastload"
 
 
-def source_digest(modules: Iterable[str], package: str) -> str | None:
-    """Digest of these modules and of all that they import from the package; None without any.
+def source_digest(modules: Iterable[str], packages: Iterable[str]) -> str | None:
+    """Digest of these modules and of all that they import from the packages; None without any.
 
-    Nothing is imported: files are found beside that of the package, and read.
+    Nothing is imported but the packages' parents: files are found below them, and read.
 
     Args:
-        modules: full names, below the package.
-        package: what lies outside it is not looked at.
+        modules: full names, below the packages. Of one that is a package itself, all is taken:
+            which of it is imported may be for the device to say.
+        packages: what lies outside them is not looked at.
     """
-    spec = util.find_spec(package)
-    if spec is None or spec.origin is None:
-        return None
-    home = Path(spec.origin).parent
+    homes = _homes(packages)
     texts: dict[str, bytes] = {}
-    left = list(modules)
+    left = [inner for name in modules for inner in _with_inner(name, homes)]
     while left:
         name = left.pop()
-        file = _file_of(name, package, home)
+        file = _file_of(name, homes)
         if name in texts or file is None:
             continue
         texts[name] = file.read_bytes()
-        inside = name if file.name == "__init__.py" else name.rpartition(".")[0]
-        left += _imported(texts[name].decode("utf-8", "replace"), inside, package)
+        inside = name if file.name == _PACKAGE else name.rpartition(".")[0]
+        left += _imported(texts[name].decode("utf-8", "replace"), inside)
     if not texts:
         return None
     digest = hashlib.sha256()
@@ -68,22 +67,49 @@ def extensions_of(groups: Iterable[str], own: Iterable[str], allowed: str | None
     return found
 
 
-def _file_of(name: str, package: str, home: Path) -> Path | None:
-    if not name.startswith(f"{package}."):
+def _homes(packages: Iterable[str]) -> dict[str, Path]:
+    """Package -> its directory; those that this release of the engine lacks are left out."""
+    found = {}
+    for package in packages:
+        try:
+            spec = util.find_spec(package)
+        except ModuleNotFoundError:
+            continue
+        if spec is not None and spec.origin is not None:
+            found[package] = Path(spec.origin).parent
+    return found
+
+
+def _path_of(name: str, homes: Mapping[str, Path]) -> Path | None:
+    for package, home in homes.items():
+        if name.startswith(f"{package}."):
+            return home.joinpath(*name.removeprefix(f"{package}.").split("."))
+    return None
+
+
+def _file_of(name: str, homes: Mapping[str, Path]) -> Path | None:
+    path = _path_of(name, homes)
+    if path is None:
         return None
-    path = home.joinpath(*name.removeprefix(f"{package}.").split("."))
-    files = (path.with_name(f"{path.name}.py"), path / "__init__.py")
+    files = (path.with_name(f"{path.name}.py"), path / _PACKAGE)
     return next((file for file in files if file.is_file()), None)
 
 
-def _imported(text: str, inside: str, package: str) -> Iterator[str]:
+def _with_inner(name: str, homes: Mapping[str, Path]) -> Iterator[str]:
+    yield name
+    path = _path_of(name, homes)
+    if path is not None and (path / _PACKAGE).is_file():
+        for file in path.rglob("*.py"):
+            parts = file.relative_to(path).with_suffix("").parts
+            yield ".".join((name, *(part for part in parts if part != "__init__")))
+
+
+def _imported(text: str, inside: str) -> Iterator[str]:
     for source, names, whole in _IMPORT.findall(text):
         module = whole or source
         if module.startswith("."):
             dots = len(module) - len(module.lstrip("."))
             parts = inside.split(".")[: len(inside.split(".")) - dots + 1]
             module = ".".join([*parts, *filter(None, module.lstrip(".").split("."))])
-        if not f"{module}.".startswith(f"{package}."):
-            continue
         yield module
         yield from (f"{module}.{name.split()[0]}" for name in names.split(",") if name.strip())

@@ -16,11 +16,14 @@ FILES = {
     "__init__.py": "",
     "models/__init__.py": "",
     "models/one.py": "from .two import Two\nimport engine_x.models.three\nfrom os import path\n",
-    "models/two.py": "from engine_x.models import (four,\n    five)\n",
+    "models/two.py": "from engine_x.models import (four,\n    five)\nimport engine_x.more.own\n",
     "models/three.py": "",
     "models/four/__init__.py": "from .deep import x\n",
     "models/four/deep.py": "x = 1\n",
     "models/other.py": "",
+    "more/__init__.py": "",
+    "more/own/__init__.py": "",
+    "more/own/by_device.py": "",
     "layers.py": "",
 }
 
@@ -33,13 +36,17 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
         file = home / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    spec = SimpleNamespace(origin=str(home / "models" / "__init__.py"))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
+    found = {
+        f"engine_x.{name}": SimpleNamespace(origin=str(home / name / "__init__.py"))
+        for name in ("models", "more")
+    }
+    monkeypatch.setattr("importlib.util.find_spec", found.get)
 
     def digest(changes: dict[str, str] | None = None) -> str | None:
         for name, text in (changes or {}).items():
             (home / name).write_text(text)
-        return source_digest(["engine_x.models.one"], "engine_x.models")
+        packages = ["engine_x.gone", "engine_x.models", "engine_x.more"]
+        return source_digest(["engine_x.models.one"], packages)
 
     return digest
 
@@ -62,9 +69,21 @@ def test_other_files_do_not_count(package: Callable[..., str | None], name: str)
     assert package({name: "y = 2\n"}) == before
 
 
+def test_of_a_model_that_is_a_package_all_counts(package: Callable[..., str | None]) -> None:
+    package()
+
+    def digest() -> str | None:
+        return source_digest(["engine_x.more.own"], ["engine_x.more"])
+
+    before = digest()
+    assert before is not None
+    package({"more/own/by_device.py": "y = 2\n"})
+    assert digest() != before
+
+
 def test_without_a_file_there_is_no_digest(package: Callable[..., str | None]) -> None:
     assert package() is not None
-    assert source_digest(["engine_x.models.gone", "elsewhere.models"], "engine_x.models") is None
+    assert source_digest(["engine_x.models.gone", "elsewhere.x"], ["engine_x.models"]) is None
 
 
 def test_packages_that_add_to_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
