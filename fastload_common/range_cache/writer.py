@@ -167,8 +167,7 @@ class Writer:
         if not self._broken:
             try:
                 self._directory.require_room(left_bytes)
-                item.entry.open(create=True)
-                if item.entry.is_open:
+                if item.entry.is_open or item.entry.open(create=True):
                     for byte_range, data in item.parts:
                         item.entry.write(byte_range, data)
                         self.written_bytes += byte_range.size_bytes
