@@ -172,8 +172,9 @@ class Line:
 
     @staticmethod
     def _ask(connection: HttpConnection, get: Get) -> ReplyHead:
+        path, get.path = get.path, ""
         headers, get.headers = get.headers, {}
-        return connection.get(get.path, headers)
+        return connection.get(path, headers)
 
     def _refused(self, get: Get, connection: HttpConnection, head: ReplyHead) -> Message:
         body = connection.body_capped(head, ERROR_BODY_LIMIT_BYTES).decode("latin-1")

@@ -125,8 +125,8 @@ class Get:
         object_id, byte_range: what the reply must be of; an attempt for a part of another object is
             told of that one.
         position_bytes: where its bytes go in the staging memory.
-        path, headers: either may hold a signature; never shown. The headers are dropped when the
-            request has been made.
+        path, headers: either may hold a signature; never shown, and dropped when the request has
+            been made.
         fresh: must not use a kept connection.
         urgent: goes before what waits.
     """
