@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -32,7 +35,7 @@ from fastload_common.testing.scripted_registry import (
 )
 from fastload_common.units import KIB
 from tests.common.pull.images import CONFIG, LAYER, archive, compressed, file, sha256
-from tests.faults.storm import descriptors
+from tests.faults.storm import descriptors, until
 
 SIZES_BYTES = (1_500_000, 700_000, 3_000, 400_000)
 SEEDS = range(14)
@@ -193,6 +196,47 @@ def test_a_stream_that_is_refused_for_good_is_an_error(site: Site) -> None:
     with pytest.raises(ObjectMissingError):
         site.pull()
     assert not site.destination.exists()
+
+
+def test_a_pull_that_is_killed_goes_on(site: Site) -> None:
+    digest, _ = largest(site)
+    served, enough, go_on = [0], threading.Event(), threading.Event()
+
+    def script(asked: Asked) -> Answer | None:
+        if asked.path.endswith(digest):
+            served[0] += 1
+            if served[0] > 3:
+                enough.set()
+                go_on.wait(60)
+        return None
+
+    site.registry.script = script
+    settings = ["concurrent_download_chunk_size=256KiB", "max_concurrent_downloads_per_image=1"]
+    command = [sys.executable, "-m", "fastload_common.cli.main", "pull"]
+    for setting in settings:
+        command += ["--set", setting]
+    command += [f"oci://{site.registry.host}/m:v", str(site.destination)]
+    environ = os.environ | {"FASTLOAD_OCI_PLAIN_HTTP": site.registry.host}
+    running = subprocess.Popen(command, env=environ)
+    try:
+        assert enough.wait(60)
+        # What was served before is on the disk when its journal says so.
+        journal = next(site.place.glob(".fastload-pull-*/blobs")) / f"{_key(digest)}.parts"
+        until(lambda: journal.exists() and journal.stat().st_size > 0)
+    finally:
+        running.kill()
+        running.wait()
+        go_on.set()
+    assert not site.destination.exists()
+    site.registry.script = lambda asked: None
+    report = site.pull()
+    assert report.resumed_bytes > 0
+    assert report.resumed_bytes + report.fetched_bytes == report.size_bytes
+    site.check()
+
+
+def _key(digest: str) -> str:
+    return sha256(digest.encode()).removeprefix("sha256:")
 
 
 @dataclass
