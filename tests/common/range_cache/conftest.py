@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +76,24 @@ def fetched(outcomes: list[Outcome]) -> int:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 6 MiB."""
-    path = tmp_path / "small"
+    with _mounted(tmp_path / "small", "6m") as path:
+        yield path
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 MiB, which may be mounted anew."""
+    with _mounted(tmp_path / "disk", "64m") as path:
+        yield path
+
+
+@contextmanager
+def _mounted(path: Path, size: str) -> Iterator[Path]:
     path.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=6m,mode=755", "tmpfs", str(path)],
-        capture_output=True,
-        check=False,
-    )
-    if done.returncode:
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=755", "tmpfs", str(path)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("no file system may be mounted here")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -287,6 +288,25 @@ def test_a_read_only_disk_is_read(
     assert total(outcomes, "kept_bytes") == 0
     assert len(warnings_of(caplog)) == 1
     assert not gone.with_suffix(".journal").exists()
+
+
+def test_a_disk_that_is_mounted_read_only_is_read(
+    rig: Rig, disk: Path, tensors: Tensors, caplog: pytest.LogCaptureFixture
+) -> None:
+    remount = ["mount", "-o", "remount,ro", str(disk)]
+    empty = disk / "empty"
+    empty.mkdir()
+    load(disk, 2)
+    sent(rig)
+    subprocess.run(remount, check=True)
+    outcomes = load(disk, 3)
+    all_right(outcomes, tensors)
+    assert sent(rig) == 0
+    assert "is read-only" in reason(outcomes)
+    assert len(warnings_of(caplog)) == 3  # one of each rank
+    outcomes = load(empty, 1)
+    all_right(outcomes, tensors)
+    assert "cannot be made: Read-only file system" in reason(outcomes)
 
 
 def test_a_directory_that_is_not_there_is_one_warning(
