@@ -21,7 +21,7 @@ __all__ = ["Place", "authorities_file", "endpoint_of", "is_plain", "places_of"]
 DOCKER_HUB = "docker.io"
 _DOCKER_HUB_HOST = "registry-1.docker.io"
 _MIRROR_HINT = (
-    "write registry=mirror, such as FASTLOAD_OCI_MIRRORS=docker.io=mirror.example:5000/proxy"
+    "write registry=mirror, such as FASTLOAD_OCI_MIRRORS=registry.example=mirror.example:5000/proxy"
 )
 _MIRROR = re.compile(r"([^=/\s]+)=(?:https?://)?([^=/\s@?#]+)(/[^=\s@?#]*)?")
 
