@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from fastload_common.range_cache.place import directory_of
 from fastload_common.range_cache.writer import finish_writes
 from fastload_common.testing.rig import Rig
 from tests.common.exchange.conftest import save
@@ -97,3 +98,18 @@ def _mounted(path: Path, size: str) -> Iterator[Path]:
         yield path
     finally:
         subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def size_of(tensors: Tensors) -> int:
+    return sum(value.nbytes for value in tensors.values())
+
+
+def sent(rig: Rig) -> int:
+    """Bytes of objects that the store has sent since the last call."""
+    found = sum(request.sent_bytes for request in rig.log.gets())
+    rig.log.clear()
+    return found
+
+
+def files(root: Path, suffix: str = ".data") -> list[Path]:
+    return sorted(directory_of(root).glob(f"*{suffix}"))
