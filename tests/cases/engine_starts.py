@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastload_common.clock import SystemClock
+from fastload_common.compile_cache.lifecycle import CompileCache, Outcome
+from fastload_common.config import Settings
 from fastload_common.testing.vllm_cpu import add_vllm_metadata
 from tests.cases.engine_process import ROOT
 
@@ -47,12 +50,14 @@ class Node:
     Attributes:
         cache: fastload's directory on the disk.
         entries: of the compile cache; not on the disk that is wiped.
+        inductor: on the disk; the operator has set it.
     """
 
     def __init__(self, directory: Path) -> None:
         self._disk = directory / "disk"
         self.cache = self._disk / "cache"
         self.entries = directory / "entries"
+        self.inductor = self._disk / "inductor"
         self._report = directory / "report"
         self._calls = directory / "calls"
         programs = directory / "bin"
@@ -67,6 +72,7 @@ class Node:
             "PYTHONPATH": f"{names}{os.pathsep}{ROOT}",
             "HOME": str(self._disk / "home"),
             "TMPDIR": str(self._disk / "tmp"),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.inductor),
             "FASTLOAD_CACHE_DIR": str(self.cache),
             "FASTLOAD_COMPILE_CACHE": str(self.entries),
             "FASTLOAD_REPORT": str(self._report),
@@ -88,7 +94,7 @@ class Node:
         self._calls.write_text("")
         done = subprocess.run(
             [sys.executable, str(WORKER), json.dumps({"engine": engine, "reload": []})],
-            env=os.environ | self.variables | dict(variables or {}),
+            env=_without_torchs_own(os.environ) | self.variables | dict(variables or {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -107,6 +113,25 @@ class Node:
             sorted(self._left()),
         )
 
+    def forget(self) -> None:
+        """Nothing of what was compiled is left, but in a directory that the operator has set."""
+        shutil.rmtree(self.entries)
+        shutil.rmtree(self.cache)
+
+    def make_useless(self, scratch: Path) -> None:
+        """Put something else under the key of the one entry, as valid as what was there."""
+        settings = Settings(compile_cache=(str(self.entries),))
+        cache = CompileCache.open(settings, SystemClock())
+        assert cache is not None
+        assert cache.stores.node is not None
+        (manifest,) = cache.stores.node.manifests()
+        scratch.mkdir()
+        (scratch / "nothing").write_text("that the engine looks for")
+        outcome = Outcome("miss", manifest.key, factors=manifest.factors)
+        cache.publish(outcome, {"inductor": scratch}, replace=True)
+        assert cache.close(60)
+        assert set(outcome.published.values()) == {"stored"}, outcome
+
     def _left(self) -> list[str]:
         return [
             path.relative_to(self._disk).as_posix()
@@ -114,3 +139,9 @@ class Node:
             for path in Path(self.variables[name]).rglob("*")
             if path.is_file()
         ]
+
+
+def _without_torchs_own(environ: Mapping[str, str]) -> dict[str, str]:
+    """torch sets some when it is imported, as it is by these tests."""
+    names = ("TORCHINDUCTOR_", "TRITON_")
+    return {name: value for name, value in environ.items() if not name.startswith(names)}
