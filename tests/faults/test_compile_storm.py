@@ -65,7 +65,7 @@ def row(**more: Any) -> dict[str, Any]:
     ],
 )
 def test_what_is_wrong_is_told(ended: dict[str, Any], fault: str) -> None:
-    storm = run_compile_cache.Storm([], Namespace())
+    storm = run_compile_cache.Storm([], Namespace(torch=False))
     storm._judge("a", 1, row(), hit=True)
     assert storm.tally.bad == []
     storm._judge("a", 1, row(**ended), hit=True)
