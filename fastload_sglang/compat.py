@@ -203,16 +203,13 @@ DEFAULT_CACHES = Name(
     (),
 )
 
-_ARGUMENTS = "sglang.srt.server_args"
 LOAD_PLUGINS = Name("sglang.srt.plugins", "load_plugins", "`fastload cache key`", ())
-PREPARE = Name(_ARGUMENTS, "prepare_server_args", "`fastload cache key`", ("argv",))
-RESOLVE = Name(_ARGUMENTS, "ServerArgs.resolve_once", "`fastload cache key`", ())
-CHECK = Name(_ARGUMENTS, "ServerArgs.check_server_args", "`fastload cache key`", ())
+PREPARE = Name("sglang.srt.server_args", "prepare_server_args", "`fastload cache key`", ("argv",))
 SET_VARIABLES = Name(
     _ENGINE, "_set_envs_and_config", "`fastload cache key`: variables count", ("server_args",)
 )
 
-KEY_MAKER_NAMES: tuple[EngineName, ...] = (LOAD_PLUGINS, PREPARE, RESOLVE, CHECK, SET_VARIABLES)
+KEY_MAKER_NAMES: tuple[EngineName, ...] = (LOAD_PLUGINS, PREPARE, SET_VARIABLES)
 """What ``fastload cache key`` needs; probed by it alone."""
 
 COMPILE_NAMES: dict[str, tuple[EngineName, ...]] = {
