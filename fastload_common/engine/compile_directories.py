@@ -22,6 +22,7 @@ from fastload_common.load.cache_root import cache_roots
 __all__ = ["Directories", "prepare_directories"]
 
 _KEY_DIGITS = 32
+_TEMPORARY = (Path("/tmp"), Path("/var/tmp"))
 _BELOW = "compile"
 _PART = re.compile(r"[^a-z0-9_.-]+")
 
@@ -125,8 +126,9 @@ def _is_made_up(name: str, value: str, made_up: Mapping[str, str]) -> bool:
     if made_up.get(name) == value:
         return True
     path = Path(value)
-    of_torch = Path(tempfile.gettempdir())
+    # A process above this one may have had another directory for what is temporary.
+    of_torch = (Path(tempfile.gettempdir()), *_TEMPORARY)
     return any(
-        parent.parent == of_torch and parent.name.startswith("torchinductor_")
+        parent.parent in of_torch and parent.name.startswith("torchinductor_")
         for parent in (path, *path.parents)
     )

@@ -204,7 +204,7 @@ class CompileStart:
         # nobody knows that the engine cannot use it.
         is_new = not why and bool(self.directories.names() - self._before)
         is_wanted = verdict.measured in ("miss", "warm") or (verdict.compiled and is_new)
-        if is_wanted and (verdict.measured == "miss" or not facts.exists()):
+        if is_wanted and verdict.measured == "miss":  # a warm start's seconds say nothing
             _write_facts(facts, verdict)
         # The server goes on, and may compile more: what counts is what is there now.
         seen = see(self.roots.values())
