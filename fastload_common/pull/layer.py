@@ -17,6 +17,7 @@ from fastload_common.pull.layer_log import LogWriter, Note, Record
 from fastload_common.pull.policy import (
     Ownership,
     Special,
+    check_linked,
     check_symlink,
     device_refused,
     make_device,
@@ -24,7 +25,7 @@ from fastload_common.pull.policy import (
     set_xattrs,
     xattrs_of,
 )
-from fastload_common.pull.safe_tree import Parts, SafeTree, shown, split_name
+from fastload_common.pull.safe_tree import LATE_MODE, Parts, SafeTree, shown, split_name
 from fastload_common.pull.tar_header import Entry, Kind
 from fastload_common.pull.tar_reader import TarReader
 
@@ -59,6 +60,7 @@ def unpack_layer(
     directory: Path,
     log: LogWriter,
     allow: Callable[[int, int], None],
+    allow_content: Callable[[int], None],
     *,
     special: Special,
     is_image: bool,
@@ -70,6 +72,7 @@ def unpack_layer(
         directory: exists and is empty; only this process writes there.
         allow: told, before an entry is made, its bytes and those of the archive so far; raises
             where it is too much.
+        allow_content: the same for the archive's bytes so far alone, at each piece.
         special: see `policy.Special`.
         is_image: whether it is a layer of an image's root file system.
 
@@ -77,9 +80,14 @@ def unpack_layer(
         ArchiveInvalidError, ArchiveUnsafeError: at the first entry that is not as it must be.
         OSError: the disk is full, or the like.
     """
-    with SafeTree(directory, lambda parts: log.add(Record(Note.IMPLICIT, parts))) as tree:
+    reader = TarReader(_bounded(next_piece, allow_content))
+
+    def implicit(parts: Parts) -> None:
+        allow(0, reader.read_bytes)  # one header can name more than a hundred of them
+        log.add(Record(Note.IMPLICIT, parts))
+
+    with SafeTree(directory, implicit) as tree:
         unpacking = _Unpacking(tree, log, special, is_image)
-        reader = TarReader(_bounded(next_piece, allow))
         for entry in reader.entries():
             allow(entry.size_bytes, reader.read_bytes)
             unpacking.make(entry, reader)
@@ -89,9 +97,7 @@ def unpack_layer(
         return done
 
 
-def _bounded(
-    next_piece: Callable[[], bytes], allow: Callable[[int, int], None]
-) -> Callable[[], bytes]:
+def _bounded(next_piece: Callable[[], bytes], allow: Callable[[int], None]) -> Callable[[], bytes]:
     """The same pieces; what stands after the archive's end counts too."""
     total_bytes = 0
 
@@ -99,7 +105,7 @@ def _bounded(
         nonlocal total_bytes
         data = next_piece()
         total_bytes += len(data)
-        allow(0, total_bytes)
+        allow(total_bytes)
         return data
 
     return piece
@@ -170,8 +176,12 @@ class _Unpacking:
             raise ArchiveInvalidError(f"{shown(parts)} is a hard link to itself")
         if not self._tree.make_link(parts, target):
             # Its place is taken until the layers below are known.
-            os.close(self._tree.make_file(parts))
+            descriptor = self._tree.make_file(parts)
+            os.fchmod(descriptor, LATE_MODE)
+            os.close(descriptor)
             self._log.add(Record(Note.LATE_LINK, parts, target))
+        else:
+            check_linked(parts, self._tree.directory(parts[:-1]), is_image=self._is_image)
 
     def _device(self, entry: Entry, parts: Parts) -> None:
         if device_refused(entry, parts, self._special):

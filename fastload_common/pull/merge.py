@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fastload_common.errors import ArchiveInvalidError, ArchiveUnsafeError
 from fastload_common.pull.layer_log import Note, Record, read_log
-from fastload_common.pull.policy import Ownership, set_xattrs
+from fastload_common.pull.policy import Ownership, check_linked, set_xattrs
 from fastload_common.pull.safe_tree import IMPLICIT_MODE, Parts, SafeTree, shown
 
 __all__ = ["merge_layers"]
@@ -135,6 +135,7 @@ class _Root:
                         dst_dir_fd=above,
                         follow_symlinks=False,
                     )
+                    check_linked(record.path, above, is_image=self._is_image)
             except (FileNotFoundError, IndexError):
                 raise ArchiveInvalidError(
                     f"{shown(record.path)} is a hard link to {shown(record.target)}, which is no "

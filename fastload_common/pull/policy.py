@@ -23,6 +23,7 @@ __all__ = [
     "Allowance",
     "Ownership",
     "Special",
+    "check_linked",
     "check_symlink",
     "device_refused",
     "make_device",
@@ -78,6 +79,11 @@ class Allowance:
             raise ArchiveUnsafeError(
                 f"the layers have more than {_MOST_ENTRIES} entries", hint="unpack it otherwise"
             )
+
+    def resume(self, layer: int, archive_bytes: int, entries: int) -> None:
+        """A former pull has unpacked a layer; raises as `content`."""
+        self._entries[layer] = entries
+        self.content(layer, archive_bytes)
 
     def content(self, layer: int, so_far_bytes: int) -> None:
         """A layer has unpacked to so many bytes.
@@ -199,6 +205,16 @@ def check_symlink(parts: Parts, target: bytes, *, is_image: bool) -> None:
             f"{shown(parts)} is a symbolic link that leads out of the directory: {shown(target)}",
             hint="only images of file systems may have such links",
         )
+
+
+def check_linked(parts: Parts, above: int, *, is_image: bool) -> None:
+    """As `check_symlink`, for a hard link: from its own place a link leads elsewhere.
+
+    Raises:
+        ArchiveUnsafeError: it is a symbolic link that leads out.
+    """
+    if not is_image and stat.S_ISLNK(os.lstat(parts[-1], dir_fd=above).st_mode):
+        check_symlink(parts, os.readlink(parts[-1], dir_fd=above), is_image=False)
 
 
 def make_device(entry: Entry, name: bytes, above: int) -> bool:

@@ -157,6 +157,7 @@ class _Pull:
                 if facts is not None:
                     work.ready[item.number] = Unpacked(**facts)
                     self._report.resumed_bytes += item.object_id.size_bytes
+                    self._report.compared += item.digest is not None or item.diff_id is not None
                     continue
             work.items.setdefault(item.key, []).append(item)
         self._stage.keep_only(work.items, work.layers.values())
@@ -185,6 +186,8 @@ class _Pull:
         """The largest first: they take longest, and the others fill the gaps."""
         windows = Windows(WINDOWS_BYTES)
         allowance = Allowance(self._plan.size_bytes, self._settings.max_unpacked_bytes)
+        for number, unpacked in self._work.ready.items():
+            allowance.resume(number, unpacked.archive_bytes, unpacked.entries)
         jobs: list[Job] = []
         for key, items in self._work.items.items():
             for item in items:
@@ -304,6 +307,12 @@ class _Pull:
             self._report.streamed_layers = download.streamed
         if workers.error is not None:
             raise workers.error
+        for job in jobs:
+            # A stream that began anew wrote over what had been compared already.
+            if isinstance(job, Comparing) and job.spool.is_rewritten:
+                self._verified.discard(job.item.key)
+                job.compare(sizes)
+                self._verified.add(job.item.key)
 
     def _assemble(self) -> None:
         plan, tree = self._plan, self._stage.tree

@@ -18,7 +18,15 @@ from types import TracebackType
 
 from fastload_common.errors import ArchiveInvalidError, ArchiveUnsafeError
 
-__all__ = ["EXPLICIT_MODE", "IMPLICIT_MODE", "Parts", "SafeTree", "shown", "split_name"]
+__all__ = [
+    "EXPLICIT_MODE",
+    "IMPLICIT_MODE",
+    "LATE_MODE",
+    "Parts",
+    "SafeTree",
+    "shown",
+    "split_name",
+]
 
 Parts = tuple[bytes, ...]
 """A path below the root, step by step; the root itself has none."""
@@ -27,6 +35,8 @@ EXPLICIT_MODE = 0o700
 """Of a directory that an entry stands for, until its own mode is set at the end."""
 IMPLICIT_MODE = 0o1701
 """Of a directory that was only made because something is in it; no archive has this."""
+LATE_MODE = 0o001
+"""Of what stands for a hard link to a file of a layer below; a link to that must wait as well."""
 
 _LONGEST_STEP_BYTES = 255
 _LONGEST_NAME_BYTES = 4096
@@ -180,7 +190,7 @@ class SafeTree:
             return above
 
     def make_link(self, parts: Parts, target: Parts) -> bool:
-        """Another name of a file of this tree; False where that is not there.
+        """Another name of a file of this tree; False where that is not there, or not yet.
 
         Raises:
             ArchiveInvalidError: its name is taken, or the target is a directory.
@@ -191,7 +201,10 @@ class SafeTree:
         except FileNotFoundError:
             return False
         try:
-            if not target or stat.S_ISDIR(_kind(target[-1], source)):
+            kind = _kind(target[-1], source) if target else stat.S_IFDIR
+            if stat.S_ISREG(kind) and stat.S_IMODE(kind) == LATE_MODE:
+                return False
+            if stat.S_ISDIR(kind):
                 raise ArchiveInvalidError(
                     f"{shown(parts)} is a hard link to a directory: {shown(target)}", hint=_HARM
                 )

@@ -40,12 +40,14 @@ class Spool:
 
     Attributes:
         resumed_bytes: what was there already, and is what the journal says.
+        is_rewritten: bytes that readers may have had were written once more.
     """
 
     def __init__(self, path: Path, size_bytes: int) -> None:
         self.path = path
         self.size_bytes = size_bytes
         self.resumed_bytes = 0
+        self.is_rewritten = False
         self._journal_path = path.with_name(path.name + ".parts")
         self._changed = threading.Condition()
         self._starts: list[int] = []  # of ranges that are there: disjoint, sorted, not touching

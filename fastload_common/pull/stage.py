@@ -26,7 +26,7 @@ __all__ = ["Stage", "UnpackedLayer"]
 
 _NAME = ".fastload-pull-"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_VERSION = 1
+_VERSION = 2
 
 
 class Stage:

@@ -175,6 +175,7 @@ class _Stream:
             SourceError: it broke off, or was refused.
         """
         size_bytes = self._object_id.size_bytes
+        self._spool.is_rewritten |= self._spool.present_bytes > 0
         descriptor = os.open(self._spool.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             mapped = mmap.mmap(descriptor, size_bytes)

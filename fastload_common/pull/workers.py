@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -76,10 +77,14 @@ class Unpacking:
         self.layer.begin()
         stored = Digest(Sha(item.digest) if item.digest else None)
         content = Digest(Sha(item.diff_id) if item.diff_id else None)
-        with stored, content, self.spool.reading(sizes.piece_bytes) as read:
-            unpacked = self._unpack(_Tee(read, stored), content, sizes)
-            stored.check(item.object_id.uri)
-            content.check(f"the content of {item.object_id.uri}")
+        try:
+            with stored, content, self.spool.reading(sizes.piece_bytes) as read:
+                unpacked = self._unpack(_Tee(read, stored), content, sizes)
+                stored.check(item.object_id.uri)
+                content.check(f"the content of {item.object_id.uri}")
+        except BaseException:
+            self.layer.discard()  # it begins anew in any case, and may have filled the disk
+            raise
         self.layer.finish(dataclasses.asdict(unpacked))
         self.done(unpacked)
 
@@ -103,6 +108,7 @@ class Unpacking:
                     self.layer.directory,
                     LogWriter(log),
                     allow,
+                    functools.partial(self.allowance.content, item.number),
                     special=self.special,
                     is_image=self.is_image,
                 )
@@ -135,6 +141,11 @@ class Comparing:
     done: Callable[[], None]
 
     def run(self, sizes: PullSizes) -> None:
+        """`compare` it, and tell."""
+        self.compare(sizes)
+        self.done()
+
+    def compare(self, sizes: PullSizes) -> None:
         """Read all of it, and compare.
 
         Raises:
@@ -144,7 +155,6 @@ class Comparing:
         with Digest(self.summing) as digest, self.spool.reading(sizes.piece_bytes) as read:
             _Tee(read, digest).drain()
             digest.check(self.item.object_id.uri)
-        self.done()
 
 
 Job = Unpacking | Comparing

@@ -21,8 +21,8 @@ _MESSAGE_LIMIT = 200
 _PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504}
 _CODE = re.compile(r"[A-Z_]{1,40}")
 _XML_CODE = re.compile(r"<Code>([A-Za-z]{1,40})</Code>")
-# What could be a signed URL, or a part of one, in a message.
-_URL = re.compile(r"\S*(?:://|\?)\S*")
+# What could be a signed URL, or a part of one, in a message; or what it was asked with.
+_URL = re.compile(r"(?i:basic|bearer)\s+\S+|\S*(?:://|\?|eyJ)\S*")
 
 
 def registry_error(

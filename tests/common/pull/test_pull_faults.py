@@ -185,6 +185,33 @@ def test_a_stream_that_breaks_off_begins_anew(site: Site) -> None:
     assert report.fetched_bytes == report.size_bytes
 
 
+def test_a_stream_that_begins_anew_with_other_bytes_is_an_error(tmp_path: Path) -> None:
+    data = content(0)
+    half = len(data) // 2
+    whole: list[Asked] = []
+
+    def script(asked: Asked) -> Answer | None:
+        if asked.headers.get("range") != f"bytes=0-{len(data) - 1}":
+            return None
+        whole.append(asked)
+        if len(whole) == 1:
+            return Answer(200, data, cut_bytes=half)
+        # What was compared as it came is written over.
+        return Answer(200, bytes(half) + data[half:])
+
+    with ScriptedRegistry() as registry:
+        title = {"org.opencontainers.image.title": "model.bin"}
+        layer = registry.put(data, "application/octet-stream", title)
+        registry.artifact("v1", [layer])
+        registry.honours_ranges = False
+        registry.script = script
+        settings = Settings(oci_plain_http=(registry.host,))
+        with pytest.raises(ChecksumMismatchError):
+            pull(f"oci://{registry.host}/team/model:v1", tmp_path / "new", settings)
+    assert len(whole) == 2
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_stream_that_is_refused_for_good_is_an_error(site: Site) -> None:
     site.registry.honours_ranges = False
     digest, data = largest(site)

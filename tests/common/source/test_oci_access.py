@@ -147,6 +147,28 @@ def test_credentials_that_are_refused(
         assert len(registry.log) <= 5
 
 
+@pytest.mark.parametrize(
+    ("auth", "where"), [("basic", "/manifests/"), ("bearer", "/manifests/"), ("bearer", "/token")]
+)
+def test_credentials_that_a_server_says_back_are_not_shown(
+    make_registry: Make, open_oci: Open, caplog: pytest.LogCaptureFixture, auth: str, where: str
+) -> None:
+    registry = make_registry(auth=auth)
+
+    def script(asked: Asked) -> Answer | None:
+        if asked.authorization is None or where not in asked.path:
+            return None
+        text = f"cannot read {asked.authorization}: sorry"
+        error = {"errors": [{"code": "DENIED", "message": text}]}
+        return Answer(403, json.dumps(error).encode())
+
+    registry.script = script
+    with pytest.raises(AccessDeniedError, match=r"cannot read \*\*\* sorry") as caught:
+        open_oci(registry).list()
+    assert_no_secret(caught.value, caplog)
+    assert not any(token in str(caught.value) for token in registry.tokens)
+
+
 def test_no_credentials(make_registry: Make, open_oci: Open) -> None:
     registry = make_registry(auth="basic", login=False)
     with pytest.raises(AccessDeniedError, match="docker login"):
