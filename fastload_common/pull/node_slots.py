@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import stat
 import threading
@@ -20,6 +21,9 @@ from fastload_common.errors import PullError
 __all__ = ["NodeSlots"]
 
 _POLL_S = 0.1
+_POLLS_BEFORE_WORD = 50
+
+logger = logging.getLogger(__name__)
 
 
 class NodeSlots:
@@ -52,12 +56,20 @@ class NodeSlots:
             return
         self._prepare()
         held: list[int] = []
+        polls = 0
         try:
             while not held and not stop.is_set():
                 for number in range(self._count):
                     if len(held) < wanted and (lock := self._try(number)) is not None:
                         held.append(lock)
                 if not held:
+                    polls += 1
+                    if polls == _POLLS_BEFORE_WORD:
+                        logger.warning(
+                            "waits for other pulls of this node: all %d places for %ss are taken",
+                            self._count,
+                            self._kind,
+                        )
                     self._clock.wait(stop, _POLL_S)
             yield len(held)
         finally:

@@ -178,6 +178,8 @@ class _Stream:
         self._spool.is_rewritten |= self._spool.present_bytes > 0
         descriptor = os.open(self._spool.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
+            # Where the disk is full, writing to the map of a hole would end the process (SIGBUS).
+            os.posix_fallocate(descriptor, 0, size_bytes)
             mapped = mmap.mmap(descriptor, size_bytes)
             try:
                 self._receive(mapped)

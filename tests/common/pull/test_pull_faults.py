@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -22,6 +23,7 @@ from fastload_common.errors import (
     ChecksumMismatchError,
     FastloadError,
     ObjectMissingError,
+    PullError,
     SourceUnavailableError,
 )
 from fastload_common.pull.pull import pull
@@ -183,6 +185,22 @@ def test_a_stream_that_breaks_off_begins_anew(site: Site) -> None:
     assert len(broken) == 2
     # What came twice counts once.
     assert report.fetched_bytes == report.size_bytes
+
+
+def test_a_full_disk_ends_a_stream_with_an_error(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve = os.posix_fallocate
+
+    def full(descriptor: int, start: int, size_bytes: int) -> None:
+        if "/blobs/" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        reserve(descriptor, start, size_bytes)
+
+    site.registry.honours_ranges = False
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(PullError, match="No space left"):
+        site.pull()
 
 
 def test_a_stream_that_begins_anew_with_other_bytes_is_an_error(tmp_path: Path) -> None:

@@ -127,6 +127,26 @@ def test_places_of_the_node_are_shared_and_come_back(tmp_path: Path) -> None:
         assert unbounded is None
 
 
+def test_a_pull_that_waits_for_a_place_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stop = threading.Event()
+
+    clock = FakeClock(auto=True)
+    end_s = clock.monotonic_s() + 30
+
+    class Ending(FakeClock):
+        def wait(self, event: threading.Event, timeout_s: float) -> bool:
+            if clock.monotonic_s() > end_s:
+                stop.set()
+            return clock.wait(event, timeout_s)
+
+    slots = NodeSlots(tmp_path / "slots", "download", 1, Ending())
+    with slots.taken(1, stop) as first, slots.taken(1, stop) as second:
+        assert (first, second) == (1, 0)
+    assert caplog.text.count("waits for other pulls of this node: all 1 places for download") == 1
+
+
 def test_places_where_others_can_write_are_refused(tmp_path: Path) -> None:
     (tmp_path / "slots").mkdir()
     (tmp_path / "slots").chmod(0o777)
