@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from dataclasses import replace as with_changes
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -23,7 +24,7 @@ from fastload_common.compile_cache.background import Background
 from fastload_common.compile_cache.bundle import Packing, misfit, pack
 from fastload_common.compile_cache.factors import Factors, check_factors
 from fastload_common.compile_cache.key import key_of
-from fastload_common.compile_cache.manifest import encode_manifest
+from fastload_common.compile_cache.manifest import LIMITS, encode_manifest
 from fastload_common.compile_cache.opening import open_stores
 from fastload_common.compile_cache.stores.base import Entry, Package
 from fastload_common.compile_cache.stores.tiered import TieredStore
@@ -95,7 +96,8 @@ class CompileCache:
         self.stores = stores
         self._keys = keys
         self._clock = clock
-        self._content_bytes = settings.compile_cache_max_bytes
+        # What no start may unpack is not published either.
+        self._limits = with_changes(LIMITS, content_bytes=settings.compile_cache_max_bytes)
         self._background = Background(clock, settings.compile_cache_deadline_s)
         self._lock = threading.Lock()
 
@@ -177,7 +179,7 @@ class CompileCache:
         if self._keys is not None and not self._keys.may_sign:
             outcome.published = dict.fromkeys(self._names(), "there is only the public key")
             return
-        how = Packing(places=places or {}, harmless=harmless, seen=seen)
+        how = Packing(places or {}, harmless, seen=seen, limits=self._limits)
         fixed = dict(roots)
         self._background.submit(
             "publishing to the compile cache",

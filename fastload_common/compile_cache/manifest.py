@@ -165,7 +165,7 @@ def decode_manifest(
         if canonical(payload) != lines[0]:
             raise BundleInvalidError("the manifest is not in its one form")
         manifest = _built(payload, signature)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise BundleInvalidError(
             f"the manifest does not say what it must: {type(error).__name__}"
         ) from None

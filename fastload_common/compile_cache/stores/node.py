@@ -177,6 +177,8 @@ class NodeStore:
 
     def reject(self, key: str) -> bool:
         """Take a damaged entry out of the way; False where that is not allowed here."""
+        if self._has_links():
+            return False
         try:
             self._quarantine.mkdir(exist_ok=True)
             aside = Path(tempfile.mkdtemp(prefix=f"{key}-", dir=self._quarantine))
@@ -201,6 +203,7 @@ class NodeStore:
             Entries removed, and bytes that are left.
         """
         self._check_trust()
+        self._refuse_links()
         self._sweep()
         return self._evict(self._max_bytes if max_bytes is None else max_bytes)
 
@@ -253,6 +256,7 @@ class NodeStore:
             with contextlib.suppress(PermissionError):  # another user's process was faster
                 self.directory.chmod(0o755)
         self._check_trust()
+        self._refuse_links()
         # Whom the operator lets write into the directory may write here as well.
         mode = (stat.S_IMODE(self.directory.stat().st_mode) & 0o1777) | 0o755
         for path in (self._base, self._entries, self._drafts, self._locks):
@@ -260,6 +264,15 @@ class NodeStore:
                 path.mkdir(exist_ok=True)
                 with contextlib.suppress(PermissionError):
                     path.chmod(mode)
+
+    def _has_links(self) -> bool:
+        ours = (self._base, self._entries, self._drafts, self._locks, self._quarantine)
+        return any(path.is_symlink() for path in ours)
+
+    def _refuse_links(self) -> None:
+        # Whoever else may write here would have us remove what is old in a directory of his choice.
+        if self._has_links():
+            raise StoreUnsafeError(f"the compile cache is not used: a link stands in {self._base}")
 
     @contextlib.contextmanager
     def _lock(self, key: str) -> Iterator[bool]:

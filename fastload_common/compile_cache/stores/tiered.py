@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from functools import partial
 
 from fastload_common.clock import Clock
 from fastload_common.compile_cache.background import within
@@ -101,7 +102,13 @@ class TieredStore:
                 yield from self.node.manifests(_MOST_COMPARED)
         with contextlib.suppress(FastloadError, OSError):
             if self.remote is not None:
-                yield from self.remote.manifests(_MOST_COMPARED)
+                remote, asked = self.remote, f"ask {self.remote.name} for its entries"
+                yield from within(
+                    self._clock,
+                    self._deadline_s,
+                    asked,
+                    lambda: list(remote.manifests(_MOST_COMPARED)),
+                )
 
     def _stores(self) -> list[Store]:
         return [store for store in (self.node, self.remote) if store is not None]
@@ -115,7 +122,11 @@ class TieredStore:
     def _put(self, store: Store, package: Package, *, replace: bool = False) -> Published:
         try:
             replace = replace or store.name in self.replaced
-            published = store.put(package, replace=replace)
+            put = partial(store.put, package, replace=replace)
+            asked = f"store an entry in {store.name}"
+            published = (
+                put() if store is self.node else within(self._clock, self._deadline_s, asked, put)
+            )
         except (FastloadError, OSError) as error:
             self._note(store.name, "took no entry", error)
             return Published(False, _words(error))
