@@ -74,7 +74,11 @@ def pull(
     clock = clock or SystemClock()
     with _explained(destination), contextlib.ExitStack() as stack:
         stage = stack.enter_context(Stage(destination))
-        source, plan = open_plan(uri, settings, clock)
+        try:
+            source, plan = open_plan(uri, settings, clock)
+        except BaseException:
+            stage.remove_if_empty()
+            raise
         stack.callback(source.close)
         begin(plan)
         run = _Pull(source, plan, stage, settings, special, clock, advance, slots_directory)

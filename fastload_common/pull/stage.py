@@ -97,6 +97,11 @@ class Stage:
         """Remove the stage with all that is in it."""
         shutil.rmtree(self.path, ignore_errors=True)
 
+    def remove_if_empty(self) -> None:
+        """Remove the stage where nothing has come yet."""
+        if not os.listdir(self.blobs) and not os.listdir(self.layers):
+            self.remove()
+
     def _locked(self) -> int:
         with contextlib.suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
@@ -116,7 +121,8 @@ class Stage:
                 f"another pull to {self.destination} is at work",
                 hint="wait for it, or name another directory",
             ) from None
-        if not self.path.exists():  # the other pull ended just now
+        # Where the other pull ended just now, another one may have made a directory since.
+        if not self.path.exists() or not os.path.samestat(os.fstat(lock), self.path.lstat()):
             os.close(lock)
             return self._locked()
         return lock
