@@ -17,7 +17,7 @@ from fastload_common.config import Settings, environment, provide_variables
 from fastload_common.engine.cache_roots import CacheRoot
 from fastload_common.engine.compile_place import Place, take_place
 from fastload_common.errors import ConfigError
-from fastload_common.load.cache_root import cache_roots
+from fastload_common.load.cache_root import cache_roots, private_directory, temporary_root
 
 __all__ = ["Directories", "prepare_directories"]
 
@@ -106,6 +106,8 @@ def _place(key: str, settings: Settings) -> Place:
     error: OSError | None = None
     for root in cache_roots(settings):
         try:
+            if root == temporary_root():  # anybody can know its name, and have made it
+                private_directory(root)
             return take_place(root / _BELOW, key[:_KEY_DIGITS])
         except OSError as caught:
             error = caught

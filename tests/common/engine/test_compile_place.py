@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 
+from fastload_common.config import load_settings
 from fastload_common.engine import compile_place
+from fastload_common.engine.compile_directories import prepare_directories
 from fastload_common.engine.compile_place import Place, see, take_place
+from fastload_common.errors import ConfigError
 
 NAME = "0123456789abcdef" * 2
 
@@ -265,3 +268,27 @@ def test_the_seal_has_one_form(parent: Path) -> None:
     place.seal(see([place.path]))
     found = json.loads((place.path / ".whole").read_text())
     assert found["files"] == {"a/b": [5, path.stat().st_mtime_ns]}
+
+
+@pytest.mark.parametrize("made", ["a link", "writable by all"])
+def test_no_directory_below_one_that_somebody_else_has_made_in_tmp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str
+) -> None:
+    """Whoever can rename what is in there puts his own artefacts below the engine."""
+    monkeypatch.setenv("HOME", "/")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("FASTLOAD_CACHE_DIR", raising=False)
+    ours = tmp_path / "tmp" / f"fastload-{os.geteuid()}"
+    (tmp_path / "his").mkdir()
+    ours.parent.mkdir()
+    if made == "a link":
+        ours.symlink_to(tmp_path / "his")
+    else:
+        ours.mkdir()
+        ours.chmod(0o777)
+    with pytest.raises(ConfigError, match="no directory for compiled artefacts"):
+        prepare_directories([], "a" * 64, load_settings())
+    ours.unlink() if made == "a link" else ours.rmdir()
+    assert prepare_directories([], "a" * 64, load_settings()).base.parent.parent == ours
+    assert ours.stat().st_mode & 0o077 == 0
