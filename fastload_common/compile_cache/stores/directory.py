@@ -6,7 +6,9 @@ import os
 import stat
 from pathlib import Path
 
-__all__ = ["fsync_directory", "is_network_mount", "unsafe_reason"]
+from fastload_common.errors import StoreUnsafeError
+
+__all__ = ["check_writers", "fsync_directory", "is_network_mount", "unsafe_reason"]
 
 _NETWORK = (
     "nfs ceph lustre gpfs cifs smb3 9p afs beegfs glusterfs wekafs fuse.s3fs fuse.mountpoint-s3 "
@@ -33,6 +35,22 @@ def unsafe_reason(directory: Path) -> str | None:
         if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
             return f"{parent} can be written by others, so {path} can be replaced"
     return None
+
+
+def check_writers(*descriptors: int, anybody: bool) -> None:
+    """Refuse an entry's directory or manifest that others can change, unless anybody may.
+
+    They may be older than the mode of what is above. Its manifest has the archive's digest.
+
+    Raises:
+        StoreUnsafeError: they can.
+    """
+    for status in () if anybody else map(os.fstat, descriptors):
+        if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
+            raise StoreUnsafeError(
+                "an entry belongs to another user, or others can write it",
+                hint="remove it, or sign entries",
+            )
 
 
 def is_network_mount(directory: Path) -> bool:

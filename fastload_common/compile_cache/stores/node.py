@@ -30,6 +30,7 @@ from fastload_common.compile_cache.key import is_key
 from fastload_common.compile_cache.manifest import LIMITS, Limits, Manifest, decode_manifest
 from fastload_common.compile_cache.stores.base import Entry, Package, Published
 from fastload_common.compile_cache.stores.directory import (
+    check_writers,
     fsync_directory,
     is_network_mount,
     unsafe_reason,
@@ -219,6 +220,7 @@ class NodeStore:
             return None
         try:
             with _open_at(_MANIFEST, directory) as stream:
+                check_writers(directory, stream.fileno(), anybody=self._forced or bool(self._keys))
                 envelope = stream.read(self._limits.manifest_bytes + 1)
             return envelope, _open_at(_BLOB, directory)
         except FileNotFoundError:

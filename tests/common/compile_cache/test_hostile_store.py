@@ -54,6 +54,22 @@ def test_nothing_is_removed_through_a_link(tmp_path: Path, name: str) -> None:
     assert len(list(others.iterdir())) == 8
 
 
+@pytest.mark.parametrize("name", ["", "manifest"])
+def test_an_entry_that_others_can_write_is_not_used(tmp_path: Path, name: str) -> None:
+    """It may be older than the mode of the directory."""
+    made = package(write_trees(tmp_path / "trees"))
+    store = NodeStore(tmp_path / "cache", max_bytes=MIB)
+    assert store.put(made).stored
+    path = tmp_path / "cache/v1/entries" / made.manifest.key / name
+    path.chmod(path.stat().st_mode | 0o022)
+    with pytest.raises(StoreUnsafeError, match="others can write"):
+        store.get(made.manifest.key)
+    assert store.manifest(made.manifest.key) is None
+    entry = NodeStore(tmp_path / "cache", max_bytes=MIB, forced=True).get(made.manifest.key)
+    assert entry is not None
+    entry.blob.close()
+
+
 def test_what_may_not_be_unpacked_is_not_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
