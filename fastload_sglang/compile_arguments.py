@@ -187,7 +187,7 @@ IGNORED = frozenset(
 VARIABLES = (
     *("SGLANG_", "CUTE_", "CUTLASS_", "DG_", "FLASHINFER_", "NVCC_", "TILELANG_"),
     *("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_", "TRITON_", "TRTLLM_", "TVM_FFI_"),
-    *("CC", "CXX", "CFLAGS", "CXXFLAGS", "TORCH_CUDA_ARCH_LIST"),
+    *("ATEN_CPU_CAPABILITY", "CC", "CXX", "CFLAGS", "CXXFLAGS", "TORCH_CUDA_ARCH_LIST"),
 )
 """Variables that may change what is compiled: names, and beginnings that end with ``_``."""
 

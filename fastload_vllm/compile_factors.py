@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fastload_common.compile_cache.content import model_content_of
+from fastload_common.compile_cache.content import decides_code, model_content_of
 from fastload_common.compile_cache.key import canonical
 from fastload_common.compile_cache.machine import machine_factors
 from fastload_common.config import environment
 from fastload_common.engine.compile_source import extensions_of, source_digest
 from fastload_common.engine.compile_values import fields_of, plain, without_noise
-from fastload_common.errors import FastloadError
+from fastload_common.errors import FactorsInvalidError, FastloadError
 from fastload_vllm import compat
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "recorded",
     "recording",
     "without_model_noise",
+    "without_variable_noise",
 ]
 
 _rows = threading.local()
@@ -54,7 +55,24 @@ _NO_CODE = {"generation_config": "", "override_generation_config": (), "max_logp
 """Of sampling, behind what is compiled; the engine counts them, some of them by their place."""
 _CONTEXT = ("prefill_context_parallel_size", "decode_context_parallel_size")
 _PARTITION = "VLLM_PP_LAYER_PARTITION"
-_COMPILERS = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TRITON_")
+_COMPILERS = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TRITON_", "ATEN_CPU_CAPABILITY")
+_OF_NO_CODE = frozenset(
+    (
+        "MOONCAKE_PREFERRED_SEGMENT",
+        "VERBOSE",
+        "VLLM_BUILD_COMMIT",
+        # The number of threads is not in the code, see `_OF_THE_CPU`.
+        "VLLM_CPU_OMP_THREADS_BIND",
+        "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION",
+        "VLLM_IMAGE_TAG",
+        "VLLM_LORA_RESOLVER_HF_REPO_LIST",
+        "VLLM_MAX_STOP_STRINGS",
+        "VLLM_NIC_SELECTION_VARS",
+        "VLLM_USAGE_SOURCE",
+        "VLLM_XGRAMMAR_CACHE_MB",
+    )
+)
+"""Variables that the engine counts although they decide nothing of what is compiled."""
 _NO_CODE_WORDS = frozenset({"CACHE", "DEBUG", "THREADS", "TRACE", "PROGRESS", "PRINT"})
 _OF_THE_CPU = frozenset({"TORCHINDUCTOR_CPP_DYNAMIC_THREADS"})
 _EXPERTS = ("enable_eplb", "eplb_config", "expert_placement_strategy", "all2all_backend")
@@ -130,13 +148,30 @@ def _of_layout(parallel: Any) -> dict[str, Any]:
 
 def _of_compilation(config: Any) -> dict[str, Any]:
     compilation = config.compilation_config
+    _refuse_frozen(compilation.inductor_compile_config)
     return {
         "attention.backend": plain(getattr(config.attention_config, "backend", None)),
         "compilation.graph_mode": plain(compilation.cudagraph_mode),
         "compilation.graph_sizes": plain(compilation.cudagraph_capture_sizes),
-        "compilation.settings": fields_of(compilation, _COMPILATION),
+        "compilation.settings": {
+            **fields_of(compilation, _COMPILATION),
+            # Models compile other modules with it, and the engine does not count it.
+            **fields_of(config.cache_config, ("kv_sharing_fast_prefill",)),
+        },
         "compilation.inductor": plain(compilation.inductor_compile_config),
     }
+
+
+def _refuse_frozen(inductor: Mapping[str, Any]) -> None:
+    """Where weights become constants of the code, it is of these weights alone."""
+    frozen = inductor.get("freezing") or environment().get("TORCHINDUCTOR_FREEZING") == "1"
+    # The engine freezes for it, on a CPU.
+    if frozen or (_kind() == "cpu" and inductor.get("max_autotune")):
+        raise FactorsInvalidError(
+            "weights are compiled in (Inductor's freezing), so artefacts are of no other model's "
+            "use",
+            hint="without freezing, or max_autotune on a CPU, they are cached",
+        )
 
 
 def _of_speculation(speculative: Any) -> dict[str, Any]:
@@ -174,15 +209,33 @@ def _of_multimodal(multimodal: Any) -> dict[str, Any]:
     }
 
 
-@functools.lru_cache(maxsize=8)
 def content_of(directory: str) -> dict[str, str] | None:
     """Digests of a model's configuration and code; None where it is no directory with any."""
-    if not Path(directory).is_dir():
-        return None
     try:
-        return model_content_of(Path(directory))
+        return _content(directory, _stamps(Path(directory)))
     except (FastloadError, OSError):
         return None
+
+
+def _stamps(directory: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """By which an edit of a file that counts is noticed."""
+    found = []
+    for path in directory.rglob("*"):
+        name = path.relative_to(directory).as_posix()
+        if decides_code(name) and path.is_file():
+            state = path.stat()
+            found.append((name, state.st_size, state.st_mtime_ns, state.st_ctime_ns))
+    return tuple(sorted(found))
+
+
+@functools.lru_cache(maxsize=8)
+def _content(directory: str, stamps: tuple[tuple[str, int, int, int], ...]) -> dict[str, str]:
+    return model_content_of(Path(directory))
+
+
+def without_variable_noise(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine's variables but those that decide no code."""
+    return without_noise(variables, _OF_NO_CODE)
 
 
 def model_identity(directory: str) -> str | None:
@@ -238,7 +291,7 @@ def _own_factors(config: Any) -> dict[str, Any]:
         part = getattr(config, name, None)
         if part is not None:
             hashes[name] = str(part.compute_hash())
-    variables = plain(without_noise(compat.COMPILE_VARIABLES.get()()))
+    variables = plain(without_variable_noise(compat.COMPILE_VARIABLES.get()()))
     told = {name: value for name, value in variables.items() if value is not None}
     return {**rows, "hashes": hashes, "variables": told}
 

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 __all__ = ["fields_of", "is_place", "plain", "without_noise"]
@@ -20,6 +20,8 @@ _NOISY_LAST = frozenset(
 _NOISY_ANYWHERE = frozenset({"LOG", "LOGGING", "TIMEOUT"})
 """How long something is waited for, and what is said meanwhile, decides no code."""
 _OF_NO_CONTENT = frozenset({"_name_or_path", "transformers_version"})
+_ADDRESS = re.compile(r"(\d{1,3}(\.\d{1,3}){3}(:\d+)?|[A-Za-z][\w.-]*:\d{3,5})$")
+"""An address, or a host and its port; ``cuda:0`` is none."""
 _DEPTH = 24
 
 
@@ -28,15 +30,23 @@ def is_place(value: Any) -> bool:
     return isinstance(value, str) and bool(_PLACE.match(value))
 
 
-def without_noise(variables: Mapping[str, Any]) -> dict[str, Any]:
+def without_noise(
+    variables: Mapping[str, Any], known: Collection[str] = frozenset()
+) -> dict[str, Any]:
     """Variables of an engine but those that decide no code.
 
     These name a host, a port, a place, a list of plugins, a time to wait or what is logged.
+
+    Args:
+        known: names of further ones.
     """
     return {
         name: value
         for name, value in variables.items()
-        if not _is_noisy(name.upper().split("_")) and not is_place(value)
+        if name not in known
+        and not _is_noisy(name.upper().split("_"))
+        and not is_place(value)
+        and not (isinstance(value, str) and _ADDRESS.match(value))
     }
 
 

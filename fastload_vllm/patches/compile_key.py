@@ -10,10 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 from fastload_common.engine.compile_start import compile_cache_is_on
-from fastload_common.engine.compile_values import without_noise
 from fastload_common.engine.patch import Patch
 from fastload_vllm import compat
-from fastload_vllm.compile_factors import is_recording, recorded, without_model_noise
+from fastload_vllm.compile_factors import (
+    is_recording,
+    recorded,
+    without_model_noise,
+    without_variable_noise,
+)
 
 __all__ = ["PATCHES"]
 
@@ -29,7 +33,7 @@ def _factors(original: Callable[..., Any], config: Any, *args: Any, **kwargs: An
 
 def _variables(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     factors = original(*args, **kwargs)
-    return without_noise(factors) if compile_cache_is_on() else factors
+    return without_variable_noise(factors) if compile_cache_is_on() else factors
 
 
 PATCHES = (

@@ -36,9 +36,8 @@ def keys(case: Case, places: Mapping[str, str]) -> tuple[dict[str, Any], str, bo
     from vllm.engine.arg_utils import EngineArgs
 
     from fastload_common.compile_cache.factors import check_factors
-    from fastload_vllm.compile_factors import content_of, factors_of
+    from fastload_vllm.compile_factors import factors_of
 
-    content_of.cache_clear()
     variables = filled(case.variables, places)
     with environment(variables), machine(case.machine, gpu=case.base == "gpu"):
         arguments = SHARED | BASES[case.base] | dict(case.arguments)
