@@ -21,6 +21,7 @@ from fastload_common.testing.s3_server import S3Server
 from fastload_common.testing.vllm_cpu import add_vllm_metadata
 
 pytestmark = [
+    pytest.mark.timeout(1500),  # three starts of an engine
     pytest.mark.engine,
     pytest.mark.s3,
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
