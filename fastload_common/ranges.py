@@ -57,6 +57,12 @@ class ObjectId:
     etag: str | None
     size_bytes: int
 
+    @property
+    def is_one_state(self) -> bool:
+        """Whether the ETag tells this state from all others: an empty or a weak one does not."""
+        etag = self.etag or ""
+        return bool(etag.strip().strip('"')) and not etag.lstrip().startswith("W/")
+
 
 ReadRange = Callable[[ObjectId, ByteRange], bytes]
 """Reads exactly the range, or raises a `SourceError`. For small reads such as headers."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
+_NOTHING = "nothing is held yet"
+
 app = typer.Typer(help="Weights that loads have left on this node's disk.", no_args_is_help=True)
 
 
@@ -25,7 +27,7 @@ def show_(assignments: SetOption = None, as_json: AsJson = False) -> None:
     """List the objects that are held, the least recently used first."""
     from fastload_common.range_cache.inspection import known
 
-    directory = _open(assignments)
+    directory, is_there = _open(assignments)
     found = [
         {
             "key": one.row.key,
@@ -38,10 +40,13 @@ def show_(assignments: SetOption = None, as_json: AsJson = False) -> None:
                 timespec="seconds"
             ),
         }
-        for one in known(directory)
+        for one in (known(directory) if is_there else ())
     ]
     if as_json:
         print_json(found)
+        return
+    if not is_there:
+        print(_NOTHING)
         return
     rows = table("object", "held", "of", "on disk", "last used", right=("held", "of", "on disk"))
     for row in found:
@@ -57,8 +62,11 @@ def gc(
     max_bytes: Annotated[str | None, typer.Option(help="Instead of the setting.")] = None,
 ) -> None:
     """Remove the least recently used objects until the bound holds; what is in use stays."""
-    directory = _open(assignments)
+    directory, is_there = _open(assignments)
     bound = None if max_bytes is None else parse_size(max_bytes)
+    if not is_there:
+        print(_NOTHING)
+        return
     removed, left_bytes = directory.collect(bound)
     print(f"removed {removed} objects, {format_size(left_bytes)} left")
 
@@ -67,14 +75,22 @@ def gc(
 def verify(assignments: SetOption = None) -> None:
     """Read all that is held and compare checksums; what differs is forgotten. Exit code 1 then."""
     from fastload_common.range_cache.inspection import check, known
+    from fastload_common.range_cache.own_files import OddFileError
 
-    directory = _open(assignments)
+    directory, is_there = _open(assignments)
+    if not is_there:
+        print(_NOTHING)
+        return
     damaged = 0
     for one in list(known(directory)):
         if one.identity is None:
             print(f"{one.row.key}: nobody wrote down what it is")
             continue
-        good_bytes, bad_bytes = check(directory, one.identity)
+        try:
+            good_bytes, bad_bytes = check(directory, one.identity)
+        except OddFileError as error:
+            print(f"{one.identity.object_id.uri}: not used, {error.reason}")
+            continue
         damaged += bad_bytes
         said = f", {format_size(bad_bytes)} damaged and forgotten" if bad_bytes else ""
         print(f"{one.identity.object_id.uri}: {format_size(good_bytes)} good{said}")
@@ -82,7 +98,8 @@ def verify(assignments: SetOption = None) -> None:
         raise typer.Exit(1)
 
 
-def _open(assignments: list[str] | None) -> CacheDirectory:
+def _open(assignments: list[str] | None) -> tuple[CacheDirectory, bool]:
+    """The directory, and whether there is one: it is made by loads, as the user they run as."""
     from fastload_common.clock import SystemClock
     from fastload_common.range_cache.place import CacheDirectory, UnfitError
 
@@ -94,7 +111,8 @@ def _open(assignments: list[str] | None) -> CacheDirectory:
         )
     directory = CacheDirectory(settings.node_cache, settings.node_cache_max_bytes, SystemClock())
     try:
-        directory.open()
+        return directory, directory.open(create=False)
     except (UnfitError, OSError) as error:
-        raise ConfigError(f"the node cache cannot be used: {error}") from None
-    return directory
+        raise ConfigError(
+            f"the node cache cannot be used: {error}", hint="run it as the user who loads models"
+        ) from None

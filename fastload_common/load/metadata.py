@@ -243,7 +243,7 @@ def _name_of(root: str, listing: Listing, settings: Settings, weights: bool) -> 
         return None  # the weights are not among what was found by name
     rows = []
     for item in listing.objects:
-        if item.object_id.etag is None:
+        if not item.object_id.is_one_state:
             return None
         rows.append([item.key, item.object_id.etag, item.object_id.size_bytes])
     text = json.dumps([root, weights, settings.ignore_patterns, sorted(rows)])

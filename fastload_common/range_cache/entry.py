@@ -1,7 +1,7 @@
 """One object in the cache: a sparse data file, with the bytes where they are in the object, and the
 journal of its good ranges.
 
-    <key>.data   <key>.journal   <key>.json (what it is, for people)
+    <key>.data   <key>.journal   <key>.json (what it is, for people; <key>.new until it is whole)
 
 Guarantees: nothing is handed out that does not match its recorded checksum. Data is written before
 its record, nothing is written over with other bytes, and nothing is synced: a crash or a power
@@ -12,12 +12,12 @@ file tells other processes that it is in use; it is gone with the process.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
-import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -27,6 +27,7 @@ from fastload_common.checksums.algorithms import crc_function
 from fastload_common.checksums.combine import combine
 from fastload_common.errors import ConfigError
 from fastload_common.range_cache.coverage import Coverage, Held
+from fastload_common.range_cache.own_files import OddFileError, open_own
 from fastload_common.range_cache.records import (
     ALGORITHMS,
     BLOCK_BYTES,
@@ -38,12 +39,13 @@ from fastload_common.range_cache.records import (
 from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.units import MIB
 
-__all__ = ["DATA", "FACTS", "JOURNAL", "Entry", "Identity", "usable_algorithms"]
+__all__ = ["DATA", "FACTS", "SUFFIXES", "Entry", "Identity", "usable_algorithms"]
 
-DATA, JOURNAL, FACTS = ".data", ".journal", ".json"
+DATA, JOURNAL, FACTS, _NEW = ".data", ".journal", ".json", ".new"
+# In the order in which they are removed: a journal must never speak of data that is not there.
+SUFFIXES = (JOURNAL, DATA, FACTS, _NEW)
 _FORMAT = 1
 _MOST_JOURNAL_BYTES = 64 * MIB
-_OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 # An entry that is being removed is gone at the next look.
 _TRIES = 3
 
@@ -84,7 +86,7 @@ def usable_algorithms() -> tuple[int, ...]:
 
 
 class Entry:
-    """Opened by one thread; then read by any, and written by one.
+    """Opened by one thread; then read by any, and written by one. `close` is for any, at any time.
 
     Args:
         directory: of the cache.
@@ -100,7 +102,7 @@ class Entry:
         self._writable = writable
         self._size_bytes = identity.object_id.size_bytes
         self._fd: int | None = None
-        self._removed = False
+        self._removed = self._closed = self._described = False
         self._journal_bytes = 0  # so many of it are in the coverage
         self._lock = threading.Lock()
 
@@ -112,14 +114,15 @@ class Entry:
         return self._fd is not None
 
     def open(self, *, create: bool = False) -> bool:
-        """Lock and read what is there; False: nothing is, or it is just being removed.
+        """Lock and read what is there; False: nothing is, or it is just being removed, or closed.
 
         Raises:
-            OSError: the disk fails, or a file is not what it must be.
+            OddFileError: a file is not what it must be.
+            OSError: the disk fails.
         """
-        with self._lock:
+        with self._exclusively():
             for _ in range(_TRIES):
-                if self._fd is not None or self._open(create):
+                if self._closed or self._fd is not None or self._open(create):
                     break
             if self._fd is None:
                 return False
@@ -127,13 +130,21 @@ class Entry:
             return True
 
     def close(self) -> None:
-        """Give the lock back, also that of a forked process. Safe to call twice."""
-        with self._lock:
+        """Give the lock back, also that of a forked process, for good. Safe to call twice.
+
+        Never waits: whoever waits for the disk in this entry closes it afterwards, if ever.
+        """
+        self._closed = True
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
             fd, self._fd = self._fd, None
             if fd is not None:
                 with contextlib.suppress(OSError):
                     fcntl.flock(fd, fcntl.LOCK_UN)
                 os.close(fd)
+        finally:
+            self._lock.release()
 
     def read(self, held: Held, memory: memoryview, start: int) -> list[Piece]:
         """Read and check a part of what is held.
@@ -172,12 +183,16 @@ class Entry:
             return []
         self._take_news()
         written: list[Piece] = []
-        for part in self.coverage.cover(byte_range).missing:
+        missing = self.coverage.cover(byte_range).missing
+        if missing and not self._described:
+            self._describe()
+            self._described = True
+        for part in missing:
             memory = data[part.start - byte_range.start : part.end - byte_range.start]
             pieces = _pieces_of(part, memory)
             self._write_all(memory, part.start)
             written += pieces
-        self._append(written)
+        self._append(written, os.O_CREAT)
         return written
 
     def forget(self, pieces: Sequence[Piece]) -> None:
@@ -190,32 +205,30 @@ class Entry:
             self.coverage.drop(ByteRange(piece.start, piece.end))
         if self._writable:
             records = [row for p in pieces for row in forgotten(ByteRange(p.start, p.end))]
-            self._append(records)
+            with contextlib.suppress(FileNotFoundError):  # then it speaks of nothing
+                self._append(records, 0)
 
     def remove(self) -> None:
         """Take its files away, whoever uses them: their descriptors live on."""
         self._removed = True
         self.coverage.clear()
-        for suffix in (JOURNAL, DATA, FACTS):
+        for suffix in SUFFIXES:
             with contextlib.suppress(FileNotFoundError):
                 self.path(suffix).unlink()
 
     def _open(self, create: bool) -> bool:
-        flags = _OPEN | (os.O_RDWR if self._writable else os.O_RDONLY)
+        flags = os.O_RDWR if self._writable else os.O_RDONLY
         path = self.path(DATA)
         try:
-            fd = os.open(path, flags | (os.O_CREAT if create else 0), 0o644)
+            fd = open_own(path, flags | (os.O_CREAT if create else 0))
         except FileNotFoundError:
             return False
         try:
-            _require_own(fd, path)
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if os.stat(path, follow_symlinks=False).st_ino != os.fstat(fd).st_ino:
                 raise BlockingIOError  # it was removed before it was locked
             if self._writable:
                 os.utime(fd)  # the last use, by the file system's clock
-                if create:
-                    self._describe()
         except (BlockingIOError, FileNotFoundError):
             os.close(fd)
             return False
@@ -225,20 +238,42 @@ class Entry:
         self._fd = fd
         return True
 
+    @contextlib.contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        try:
+            with self._lock:
+                yield
+        finally:
+            if self._closed:  # meanwhile, by somebody who did not wait
+                self.close()
+
     def _describe(self) -> None:
-        path = self.path(FACTS)
-        with contextlib.suppress(FileExistsError):
-            fd = os.open(path, _OPEN | os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-            with open(fd, "w", encoding="utf-8") as file:
-                json.dump(self.identity.facts, file)
+        """Write down what this is, unless that stands there whole."""
+        path, new = self.path(FACTS), self.path(_NEW)
+        data = json.dumps(self.identity.facts).encode()
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(path, follow_symlinks=False).st_size == len(data):
+                return
+        # Others may do the same at the same time: not truncated, it is theirs too, byte for byte.
+        fd = open_own(new, os.O_WRONLY | os.O_CREAT)
+        try:
+            _write_once(fd, data, new)
+            os.ftruncate(fd, len(data))
+        finally:
+            os.close(fd)
+        try:
+            os.replace(new, path)
+        except FileNotFoundError:
+            pass  # another one did it
+        except IsADirectoryError as error:
+            raise OddFileError(errno.EISDIR, "is a directory", path) from error
 
     def _read_journal(self) -> None:
         try:
-            fd = os.open(self.path(JOURNAL), _OPEN | os.O_RDONLY)
+            fd = open_own(self.path(JOURNAL), os.O_RDONLY)
         except FileNotFoundError:
             return
         try:
-            _require_own(fd, self.path(JOURNAL))
             self._take_from(fd)
         finally:
             os.close(fd)
@@ -247,7 +282,7 @@ class Entry:
         """Take over what stands in the journal beyond what was taken."""
         size_bytes = os.fstat(fd).st_size
         if size_bytes > _MOST_JOURNAL_BYTES:
-            raise OSError(27, "its journal is too long, remove it", str(self.path(JOURNAL)))
+            raise OddFileError(errno.EFBIG, "is too long, remove it", self.path(JOURNAL))
         if size_bytes <= self._journal_bytes:
             return
         data = os.pread(fd, size_bytes - self._journal_bytes, self._journal_bytes)
@@ -257,28 +292,24 @@ class Entry:
 
     def _take_news(self) -> None:
         """What other processes have written meanwhile."""
-        with self._lock:
+        with self._exclusively():
             self._read_journal()
 
-    def _append(self, pieces: Sequence[Piece]) -> None:
+    def _append(self, pieces: Sequence[Piece], flags: int) -> None:
         if not pieces:
             return
         data = pack(self.key, pieces)
         path = self.path(JOURNAL)
-        flags = _OPEN | os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        with self._lock:
-            fd = os.open(path, flags, 0o644)
+        with self._exclusively():
+            fd = open_own(path, os.O_WRONLY | os.O_APPEND | flags)
             try:
-                _require_own(fd, path)
-                if os.write(fd, data) != len(data):
-                    raise OSError(28, os.strerror(28), str(path))  # ENOSPC
+                _write_once(fd, data, path)
             finally:
                 os.close(fd)
         self.coverage.add(pieces)
 
     def _write_all(self, memory: memoryview, start: int) -> None:
-        with self._lock:
-            fd = self._descriptor()
+        fd = self._descriptor()
         done = 0
         while done < len(memory):
             done += os.pwrite(fd, memory[done:], start + done)
@@ -299,7 +330,7 @@ class Entry:
 
     def _descriptor(self) -> int:
         if self._fd is None:
-            raise OSError(9, os.strerror(9), str(self.path(DATA)))  # EBADF
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), str(self.path(DATA)))
         return self._fd
 
 
@@ -343,12 +374,6 @@ def _read_all(fd: int, buffers: list[memoryview], offset: int) -> bool:
     return True
 
 
-def _require_own(fd: int, path: Path) -> None:
-    """Refuse what somebody else has put there.
-
-    Raises:
-        PermissionError: it is not a regular file of this user or of root.
-    """
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.geteuid(), 0):
-        raise PermissionError(1, "not a file of this user", str(path))
+def _write_once(fd: int, data: bytes, path: Path) -> None:
+    if os.write(fd, data) != len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,11 +10,15 @@ from pathlib import Path
 
 from fastload_common.range_cache.coverage import Held
 from fastload_common.range_cache.entry import FACTS, Entry, Identity
+from fastload_common.range_cache.own_files import OddFileError, read_own
 from fastload_common.range_cache.place import CacheDirectory, Row
 from fastload_common.range_cache.records import BLOCK_BYTES, Piece
 from fastload_common.ranges import ByteRange, ObjectId
 
 __all__ = ["Known", "check", "known"]
+
+# Keys of objects have 1 KiB at most.
+_MOST_FACTS_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +46,9 @@ def known(directory: CacheDirectory) -> Iterator[Known]:
         held_bytes = 0
         if identity is not None and identity.key == row.key:
             entry = Entry(directory.path, identity, writable=False)
-            try:
+            with contextlib.closing(entry), contextlib.suppress(OddFileError):
                 if entry.open():
                     held_bytes = entry.coverage.held_bytes
-            finally:
-                entry.close()
         yield Known(row, identity, held_bytes)
 
 
@@ -55,6 +58,7 @@ def check(directory: CacheDirectory, identity: Identity) -> tuple[int, int]:
     What is damaged is forgotten, where that may be written down.
 
     Raises:
+        OddFileError: one of its files is not what it must be.
         OSError: the disk fails.
     """
     entry = Entry(directory.path, identity, writable=not directory.why_not_writable)
@@ -77,8 +81,8 @@ def check(directory: CacheDirectory, identity: Identity) -> tuple[int, int]:
 
 def _identity(path: Path) -> Identity | None:
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = json.loads(read_own(path, _MOST_FACTS_BYTES))
         uri, etag, size_bytes = facts["uri"], facts["etag"], facts["size_bytes"]
         return Identity(str(facts["scope"]), ObjectId(str(uri), str(etag), int(size_bytes)))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from fastload_common.clock import Clock
 from fastload_common.range_cache.coverage import Cover
 from fastload_common.range_cache.entry import Entry, Identity
+from fastload_common.range_cache.own_files import OddFileError
 from fastload_common.range_cache.patience import NoAnswerError, ask
 from fastload_common.range_cache.place import CacheDirectory, UnfitError
 from fastload_common.range_cache.records import Piece
@@ -59,9 +60,9 @@ class NodeCache:
         self._lock = threading.Lock()
         self._entries: dict[ObjectId, Entry] = {}
         self._directory = CacheDirectory(root, max_bytes, clock)
-        self._writer = Writer(self._directory, self._keep_nothing)
+        self._writer = Writer(self._directory, self._keep_nothing, self._leave_odd)
         self._patience_s = PATIENCE_S if patience_s is None else patience_s
-        self._why_not_kept = self._why_not_used = ""
+        self._why_not_kept = self._why_not_used = self._why_not_all = ""
         self._lost: set[ObjectId] = set()  # nothing of them is kept
         self._told = self._closed = False
         self._errors = 0
@@ -86,14 +87,19 @@ class NodeCache:
     def use(self, scope: str, object_id: ObjectId) -> None:
         """From now on this object is read from the cache and kept there.
 
+        Not if its states cannot be told apart: the one that is held may be another one.
+
         Args:
             scope: see `Identity`.
         """
         if self._why_not_used or object_id.etag is None or object_id in self._entries:
             return
+        if not object_id.is_one_state:
+            self._pass_by(object_id, f"{object_id.uri} has an ETag that tells no states apart")
+            return
         identity = Identity(scope, object_id)
         entry = Entry(self._directory.path, identity, writable=not self._why_not_kept)
-        self._asked(entry.open)
+        self._asked(lambda: self._open(entry))
         with self._lock:
             if not self._closed and self._entries.setdefault(object_id, entry) is entry:
                 return
@@ -213,8 +219,30 @@ class NodeCache:
             "pending_bytes": writer.pending_bytes,
             "dropped_bytes": writer.dropped_bytes,
             "damaged_bytes": self.damaged_bytes,
-            "reason": self._why_not_used or self._why_not_kept or None,
+            "reason": self._why_not_used or self._why_not_kept or self._why_not_all or None,
         }
+
+    def _open(self, entry: Entry) -> None:
+        try:
+            entry.open()
+        except OddFileError as error:
+            self._leave_odd(entry, error)
+
+    def _leave_odd(self, entry: Entry, error: OddFileError) -> None:
+        """Use an entry no more: one of its files is not what it must be."""
+        entry.coverage.clear()
+        self._pass_by(entry.identity.object_id, error.reason)
+
+    def _pass_by(self, object_id: ObjectId, reason: str) -> None:
+        """Nothing more is kept of one object; the first one is a warning."""
+        with self._lock:
+            if object_id in self._lost:
+                return
+            self._lost.add(object_id)
+            is_first = not self._why_not_all
+            self._why_not_all = self._why_not_all or f"some objects are not kept: {reason}"
+        level = logging.WARNING if is_first else logging.DEBUG
+        _log.log(level, "node cache %s: an object is not kept: %s", self._root, reason)
 
     def _forget(self, entry: Entry, bad: Sequence[Piece]) -> None:
         size_bytes = sum(piece.end - piece.start for piece in bad)
@@ -231,6 +259,8 @@ class NodeCache:
             )
         try:
             entry.forget(bad)
+        except OddFileError as error:
+            self._leave_odd(entry, error)
         except OSError as error:
             self._keep_nothing(str(error.strerror or error))
 

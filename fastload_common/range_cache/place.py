@@ -2,9 +2,10 @@
 
     <FASTLOAD_NODE_CACHE>/fastload-ranges-1/   0700, this user's
         <key>.data <key>.journal <key>.json    see `entry`
-        lock                                   held by whoever removes entries
 
-Nothing is removed that a process has open: its entry is locked. Times are the file system's own.
+Whoever removes entries holds a lock on the directory itself: no file that somebody else could not
+open. Nothing is removed that a process has open: its entry is locked. Times are the file system's
+own.
 """
 
 from __future__ import annotations
@@ -13,23 +14,25 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from fastload_common.clock import Clock
 from fastload_common.compile_cache.stores.directory import is_network_mount, unsafe_reason
-from fastload_common.range_cache.entry import DATA, FACTS, JOURNAL
+from fastload_common.range_cache.entry import DATA, SUFFIXES
 from fastload_common.units import MIB, format_size
 
 __all__ = ["CacheDirectory", "FullError", "Row", "UnfitError", "directory_of"]
 
 _NAME = "fastload-ranges-1"
-_LOCK = "lock"
 # A kubelet evicts pods when its disk has 10 % left, and removes images at 15 %.
 _FREE_SHARE, _FREE_SHARE_IF_BOUND = 0.15, 0.02
 # A clock that was wrong leaves times that lie ahead; they say nothing.
 _AHEAD_S = 60.0
+# A directory cannot be unlinked, and what belongs to somebody else perhaps neither.
+_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EISDIR)
 _LEAST_STEP_BYTES, _MOST_STEP_BYTES = 1 * MIB, 1024 * MIB
 
 
@@ -81,21 +84,34 @@ class CacheDirectory:
         self._left_bytes = 0  # that may be written before the next look
         self.why_not_writable = ""
 
-    def open(self) -> None:
+    def open(self, *, create: bool = True) -> bool:
         """Make it, or check that the one that is there is this user's or root's alone.
+
+        Args:
+            create: whether it is made; nothing else is here.
+
+        Returns:
+            Whether there is one.
 
         Raises:
             UnfitError: it is not, or it lies on another machine.
             OSError: the disk fails.
         """
         if not self._root.is_dir():
-            raise UnfitError(f"{self._root} is no directory")
+            raise UnfitError(f"{self._root} is no directory{_hint(self._root)}")
         try:
-            self.path.mkdir(mode=0o700)
+            if create:
+                self.path.mkdir(mode=0o700)
+            elif not os.path.lexists(self.path):
+                return False
         except FileExistsError:
             pass
         except OSError as error:
             raise UnfitError(f"{self.path} cannot be made: {error.strerror}") from error
+        self._check()
+        return True
+
+    def _check(self) -> None:
         if self.path.is_symlink():
             raise UnfitError(f"{self.path} is a link")
         if not self.path.is_dir():
@@ -105,6 +121,9 @@ class CacheDirectory:
             raise UnfitError(f"{reason}: wrong weights could be put there")
         if is_network_mount(self.path):
             raise UnfitError(f"{self.path} is on a disk of another machine")
+        if not os.access(self.path, os.R_OK | os.X_OK, effective_ids=True):
+            mode = self.path.stat().st_mode & 0o7777
+            raise UnfitError(f"{self.path} belongs to another user and is closed (mode {mode:#o})")
         if not os.access(self.path, os.W_OK, effective_ids=True):
             read_only = os.statvfs(self.path).f_flag & os.ST_RDONLY
             self.why_not_writable = (
@@ -163,7 +182,7 @@ class CacheDirectory:
     def _files(self) -> Iterator[tuple[str, os.stat_result]]:
         with os.scandir(self.path) as entries:
             for entry in entries:
-                if entry.name.endswith((DATA, JOURNAL, FACTS)):
+                if entry.name.endswith(SUFFIXES):
                     with contextlib.suppress(FileNotFoundError):
                         yield entry.name, entry.stat(follow_symlinks=False)
 
@@ -206,7 +225,7 @@ class CacheDirectory:
         return removed
 
     def _remove_one(self, key: str) -> bool:
-        """Remove an entry, unless it is in use."""
+        """Remove an entry, unless it is in use, or cannot be removed."""
         path = self.path / (key + DATA)
         fd: int | None = None
         try:
@@ -216,13 +235,16 @@ class CacheDirectory:
             except BlockingIOError:
                 return False
             except OSError as error:
-                if error.errno not in (errno.ENOENT, errno.ELOOP):
+                if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENXIO):
                     raise
-            # The journal first: it must never speak of a data file that is not there.
-            for suffix in (JOURNAL, DATA, FACTS):
+            for suffix in SUFFIXES:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self.path / (key + suffix))
             return True
+        except OSError as error:
+            if error.errno in _NOT_OURS:
+                return False
+            raise
         finally:
             if fd is not None:
                 os.close(fd)
@@ -230,8 +252,7 @@ class CacheDirectory:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[bool]:
         """Whether this process is the one that removes now; never waits."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(self.path / _LOCK, flags, 0o600)
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -241,3 +262,13 @@ class CacheDirectory:
                 yield True
         finally:
             os.close(fd)
+
+
+def _hint(root: Path) -> str:
+    """What may have been meant by a path that is not there."""
+    text = str(root)
+    if re.match("[a-z0-9]+:/", text):
+        return "; it must be one on a disk of this node, not a place in a store"
+    if text.startswith("~"):
+        return "; ~ is not replaced here, give the whole path"
+    return "" if root.is_absolute() else "; give the whole path, from / on"

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fastload_common.clock import Clock
@@ -72,6 +72,7 @@ class CacheSupply:
         self._threads: list[threading.Thread] = []
         self._run: Run | None = None
         self._over = False
+        self._no_thread = ""
 
     def source_parts(self, chunk: Chunk) -> Sequence[ByteRange]:
         """What of a delivered chunk came from the source."""
@@ -98,7 +99,10 @@ class CacheSupply:
             return
         for number in range(min(self._limit, len(self._tasks))):
             self._employ(self._work, f"fastload-cache-{number}")
-        self._employ(self._watch, "fastload-cache-watch")
+        # Without readers nothing comes; unwatched ones could keep the load for ever.
+        if not self._threads or not self._employ(self._watch, "fastload-cache-watch"):
+            self._cache.give_up(f"no thread to read with: {self._no_thread}")
+            self._return_all()
 
     def end(self) -> None:
         """See `Supply.end`. A read that does not end is left behind, with its memory."""
@@ -116,15 +120,15 @@ class CacheSupply:
                     _log.warning("%s did not end: its disk does not answer", thread.name)
         self._threads.clear()
 
-    def _employ(self, work: object, name: str) -> None:
-        thread = threading.Thread(target=work, name=name, daemon=True)  # type: ignore[arg-type]
+    def _employ(self, work: Callable[[], None], name: str) -> bool:
+        thread = threading.Thread(target=work, name=name, daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
-            if not self._threads:
-                self._give_up(f"no thread to read with: {error}")
-            return
+            self._no_thread = str(error)
+            return False
         self._threads.append(thread)
+        return True
 
     def _complete(self, chunk: Chunk, slot: StagingSlot) -> bool:
         """See `Run.complete`."""
@@ -134,8 +138,15 @@ class CacheSupply:
             if task is None or task.given_up or task.slot is not None or self._over:
                 return True
             task.slot = slot
-            self._queue.appendleft(task)
-            self._changed.notify_all()  # others wait for other things
+            # After it was given up perhaps nobody reads any more, or looks whether anybody does.
+            is_on = self._cache.is_on
+            if is_on:
+                self._queue.appendleft(task)
+                self._changed.notify_all()  # others wait for other things
+            else:
+                task.given_up = True
+        if not is_on:
+            self._return(task)
         return False
 
     # Threads
@@ -217,10 +228,6 @@ class CacheSupply:
                 if not self._over:
                     self._changed.wait(_WATCH_S)
 
-    def _give_up(self, reason: str) -> None:
-        self._cache.give_up(reason)
-        self._return_all()
-
     def _return_all(self) -> None:
         """All that is not read comes from the source."""
         run = self._its_run()
@@ -231,13 +238,17 @@ class CacheSupply:
                 task.given_up = True
                 self._running.discard(task)
         for task in waiting:
-            held = [part.wanted for part in task.cover.held]
-            task.source_parts += held
-            run.ask_for(task.index, task.slot, held)
+            self._return(task)
         for task in running:
             # Its memory may still be written to.
             task.source_parts[:] = [task.chunk.byte_range]
             run.ask_for(task.index, None, [task.chunk.byte_range])
+
+    def _return(self, task: _Task) -> None:
+        """What is held of a chunk that is not read comes from the source."""
+        held = [part.wanted for part in task.cover.held]
+        task.source_parts += held
+        self._its_run().ask_for(task.index, task.slot, held)
 
     def _its_run(self) -> Run:
         assert self._run is not None

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fastload_common.range_cache.entry import Entry
+from fastload_common.range_cache.own_files import OddFileError
 from fastload_common.range_cache.place import CacheDirectory, FullError
 from fastload_common.ranges import ByteRange
 from fastload_common.units import MIB
@@ -56,6 +57,7 @@ class Writer:
     Args:
         directory: for the bounds.
         failed: told once why nothing more is written; the text is for the log.
+        odd: told why nothing more is written of one entry.
 
     Attributes:
         budget_bytes: most bytes that are held and not yet written.
@@ -64,8 +66,15 @@ class Writer:
         dropped_bytes: offered, but there was no room, or nothing more is written.
     """
 
-    def __init__(self, directory: CacheDirectory, failed: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        directory: CacheDirectory,
+        failed: Callable[[str], None],
+        odd: Callable[[Entry, OddFileError], None],
+    ) -> None:
         self._directory = directory
+        self._odd = odd
+        self._passed: set[Entry] = set()  # nothing more of them
         self.budget_bytes = _FIRST_BUDGET_BYTES
         self._failed = failed
         self._changed = threading.Condition()
@@ -164,7 +173,7 @@ class Writer:
 
     def _write(self, item: Item) -> None:
         left_bytes = item.size_bytes
-        if not self._broken:
+        if not self._broken and item.entry not in self._passed:
             try:
                 self._directory.require_room(left_bytes)
                 if item.entry.is_open or item.entry.open(create=True):
@@ -174,6 +183,9 @@ class Writer:
                         left_bytes -= byte_range.size_bytes
             except FullError as error:
                 self._fail(str(error))
+            except OddFileError as error:
+                self._passed.add(item.entry)
+                self._odd(item.entry, error)
             except OSError as error:
                 self._fail(f"{error.strerror or error} ({self._directory.path})")
             except Exception as error:  # noqa: BLE001 -- the load goes on, and this is its log

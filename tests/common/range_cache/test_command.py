@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,45 @@ def test_gc_keeps_to_the_bound(root: Path, capsys: pytest.CaptureFixture[str]) -
     assert not data.exists()
 
 
+@pytest.mark.parametrize("words", [["show"], ["gc", "--max-bytes", "1MiB"], ["verify"]])
+def test_nothing_is_made_that_a_load_of_another_user_would_stumble_over(
+    root: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert run(root, *words) == 0
+    assert "nothing is held yet" in capsys.readouterr().out
+    assert list(root.iterdir()) == []
+    assert run(root, "show", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == []
+    data = hold(root, [ByteRange(0, SIZE_BYTES)])
+    before = {path.name for path in data.parent.iterdir()}
+    with data.open("r+b") as file:
+        file.write(b"not what was there")
+    run(root, *words)
+    assert {path.name for path in data.parent.iterdir()} <= before
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "large", "deep"])
+def test_what_says_what_it_is_may_be_anything(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    facts = hold(root, [ByteRange(0, SIZE_BYTES)]).with_suffix(".json")
+    right = facts.read_bytes()
+    facts.unlink()
+    if kind == "fifo":
+        os.mkfifo(facts)
+    elif kind == "link":
+        (tmp_path / "right").write_bytes(right)
+        facts.symlink_to(tmp_path / "right")
+    elif kind == "large":
+        facts.write_bytes(right)
+        os.truncate(facts, 1 << 40)
+    else:
+        facts.write_bytes(b"[" * 50_000)
+    assert run(root, "show") == 0
+    assert run(root, "verify") == 0
+    assert "nobody wrote down what it is" in capsys.readouterr().out
+
+
 def test_without_a_cache_it_says_so(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +104,7 @@ def test_without_a_cache_it_says_so(
     assert "FASTLOAD_NODE_CACHE is not set" in capsys.readouterr().err
     assert run(root / "missing", "gc") == 2
     assert "is no directory" in capsys.readouterr().err
-    assert run(root, "show") == 0
+    directory_of(root).mkdir()
     directory_of(root).chmod(0o777)
     assert run(root, "show") == 2
     assert "can be written by others" in capsys.readouterr().err

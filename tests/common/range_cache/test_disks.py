@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from fastload_common.clock import SystemClock
 from fastload_common.range_cache import node_cache
 from fastload_common.range_cache.entry import Entry
 from fastload_common.ranges import ByteRange
@@ -87,7 +88,7 @@ def test_a_read_only_disk_is_read(
     gone = files(root)[0]
     gone.with_suffix(".journal").unlink()
     sent(rig)
-    monkeypatch.setattr(os, "access", lambda path, mode, **more: False)
+    monkeypatch.setattr(os, "access", lambda path, mode, **more: mode != os.W_OK)
     outcomes = load(root, 1)
     monkeypatch.undo()
     all_right(outcomes, tensors)
@@ -114,6 +115,23 @@ def test_a_disk_that_is_mounted_read_only_is_read(
     outcomes = load(empty, 1)
     all_right(outcomes, tensors)
     assert "cannot be made: Read-only file system" in reason(outcomes)
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("s3://bucket/cache", "not a place in a store"),
+        ("~/cache", "~ is not replaced"),
+        ("nvme/cache", "give the whole path"),
+        ("/nonexistent", "is no directory"),
+    ],
+)
+def test_a_path_that_was_meant_otherwise_is_explained(path: str, hint: str) -> None:
+    cache = node_cache.NodeCache(Path(path), None, SystemClock())
+    said = cache.facts()["reason"]
+    cache.close()
+    assert hint in said
+    assert ("; " in said) == (hint != "is no directory")
 
 
 def test_a_directory_that_is_not_there_is_one_warning(
@@ -187,6 +205,34 @@ def test_a_disk_that_does_not_answer_is_left(
         assert "did not end within" in reason(outcomes) or "no answer" in reason(outcomes)
         assert sent(rig) > size_of(tensors) / 4
         assert len([text for text in warnings_of(caplog) if "without it" in text]) == 1
+    finally:
+        answer.set()
+
+
+@pytest.mark.parametrize("suffix", [".data", ".journal"])
+def test_a_disk_that_stops_answering_while_an_entry_is_opened_is_left(
+    rig: Rig, root: Path, tensors: Tensors, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    load(root, 1)
+    sent(rig)
+    answer = threading.Event()
+    opens = os.open
+
+    def hangs(path: Any, *args: Any, **more: Any) -> int:
+        if str(path).startswith(str(root)) and str(path).endswith(suffix):
+            assert answer.wait(60)
+        return opens(path, *args, **more)
+
+    monkeypatch.setattr(os, "open", hangs)
+    monkeypatch.setattr(node_cache, "PATIENCE_S", 0.3)
+    try:
+        outcomes = load_ranks(
+            "s3://models/m", 2, settings_of(memory_bytes="256MiB", node_cache=str(root))
+        )
+        assert not answer.is_set()
+        all_right(outcomes, tensors)
+        assert "no answer" in reason(outcomes)
+        assert sent(rig) >= size_of(tensors)
     finally:
         answer.set()
 

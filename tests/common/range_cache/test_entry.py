@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import random
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +16,7 @@ from hypothesis import strategies as st
 
 from fastload_common.range_cache import entry as entry_module
 from fastload_common.range_cache.entry import Entry, Identity
+from fastload_common.range_cache.own_files import OddFileError
 from fastload_common.range_cache.records import BLOCK_BYTES
 from fastload_common.ranges import ByteRange, ObjectId
 
@@ -206,15 +211,91 @@ def test_links_and_files_of_others_are_refused(
     target = tmp_path / "target"
     target.write_bytes(b"x")
     entry.path(".data").symlink_to(target)
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(OddFileError, match="is a link"):
         entry.open(create=True)
     entry.path(".data").unlink()
     os.mkfifo(entry.path(".data"))
-    with pytest.raises(PermissionError, match="not a file of this user"):
+    with pytest.raises(OddFileError, match="is not a regular file"):
         entry.open(create=True)
     entry.path(".data").unlink()
-    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    entry.path(".data").touch()
     if os.getuid():
-        with pytest.raises(PermissionError, match="not a file of this user"):
-            entry.open(create=True)
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    else:
+        os.chown(entry.path(".data"), 12345, 12345)
+    with pytest.raises(OddFileError, match="belongs to user"):
+        entry.open(create=True)
     assert not entry.is_open
+
+
+def test_what_it_is_stands_there_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed in between leaves something that the next one mends."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*paths: object) -> None:
+        raise Killed
+
+    entry = opened(tmp_path)
+    facts = entry.path(".json")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(Killed):
+            write(entry)
+    entry.close()
+    assert not facts.exists()
+    for cut in (None, b"", b'{"format'):  # as an older version may have left it
+        if cut is not None:
+            facts.write_bytes(cut)
+        again = opened(tmp_path)
+        again.coverage.clear()
+        write(again)
+        again.close()
+        assert json.loads(facts.read_bytes()) == IDENTITY.facts
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".data", ".journal", ".json"]
+
+
+@pytest.mark.parametrize("call", ["open", "flock", "pread"])
+def test_close_does_not_wait_for_who_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    first = opened(tmp_path)
+    write(first)
+    first.close()
+    module = fcntl if call == "flock" else os
+    asked, answer = threading.Event(), threading.Event()
+    works = getattr(module, call)
+    got: list[int] = []
+
+    def hangs(*args: Any) -> Any:
+        asked.set()
+        assert answer.wait(30)
+        value = works(*args)
+        if call == "open":
+            got.append(value)
+        elif call == "flock":
+            got.append(args[0])
+        return value
+
+    entry = Entry(tmp_path, IDENTITY, writable=True)
+    opening = threading.Thread(target=entry.open)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, call, hangs)
+        opening.start()
+        assert asked.wait(30)
+        closing = threading.Thread(target=entry.close, daemon=True)
+        closing.start()
+        closing.join(10)
+        assert not closing.is_alive()
+        answer.set()
+        opening.join(30)
+    assert not entry.is_open
+    for fd in got:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+    with entry.path(".data").open() as file:  # nobody has it locked
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert not entry.open()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from fastload_common.errors import ChecksumMismatchError
 from fastload_common.ranges import ByteRange
@@ -132,6 +133,21 @@ def test_a_changed_object_is_another_one(
     outcomes = load(root, 1)
     assert len(outcomes[0].model.faults(tensors)) == 1
     assert len(data) <= sent(rig) < size_of(tensors)
+
+
+@pytest.mark.parametrize("etag", ['""', 'W/"x"'])
+def test_an_etag_that_tells_no_states_apart_is_no_name(
+    rig: Rig, root: Path, tensors: Tensors, caplog: pytest.LogCaptureFixture, etag: str
+) -> None:
+    for values in (tensors, {name: value + 1 for name, value in tensors.items()}):
+        rig.put("models", "one/model.safetensors", save(values), etag=etag)
+        caplog.clear()
+        outcomes = load(root, 1, "s3://models/one")
+        all_right(outcomes, values)
+        assert total(outcomes, "read_bytes") == total(outcomes, "kept_bytes") == 0
+        assert "an ETag that tells no states apart" in outcomes[0].report.node_cache["reason"]
+        assert len([r for r in caplog.records if "node cache" in r.getMessage()]) == 1
+    assert files(root) == []
 
 
 def test_eager_loads_and_values_read_early_use_it_too(

@@ -45,7 +45,7 @@ def fill(root: Path, name: str, size_bytes: int, used_at_s: float = NOW_S) -> En
 
 
 def keys(root: Path) -> set[str]:
-    return {path.stem for path in directory_of(root).iterdir() if path.name != "lock"}
+    return {path.stem for path in directory_of(root).iterdir()}
 
 
 def test_it_is_for_this_user_alone(root: Path) -> None:
@@ -95,7 +95,7 @@ def test_what_root_has_filled_may_be_read_by_others(
 ) -> None:
     directory = opened(root)
     directory.path.chmod(0o755)
-    monkeypatch.setattr(os, "access", lambda *args, **more: False)
+    monkeypatch.setattr(os, "access", lambda path, mode, **more: mode != os.W_OK)
     again = opened(root)
     assert "belongs to another user" in again.why_not_writable
 
@@ -116,6 +116,7 @@ def test_reading_an_entry_makes_it_recent(root: Path) -> None:
     old, new = fill(root, "old", 3 * MIB, NOW_S - 9), fill(root, "new", 3 * MIB, NOW_S)
     for entry in (old, new):
         entry.close()
+    old = Entry(directory.path, old.identity, writable=True)
     assert old.open()
     old.close()
     assert [row.key for row in directory.rows()] == [new.key, old.key]
@@ -183,11 +184,14 @@ def test_one_process_removes_at_a_time(root: Path) -> None:
     directory = opened(root, 5 * MIB)
     entry = fill(root, "old", 3 * MIB)
     entry.close()
-    with (directory.path / "lock").open("w") as lock:
+    lock = os.open(directory.path, os.O_RDONLY)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(FullError):
             directory.require_room(3 * MIB)
         assert keys(root) == {entry.key}
+    finally:
+        os.close(lock)
     directory.require_room(3 * MIB)
     assert keys(root) == set()
 

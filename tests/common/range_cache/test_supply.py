@@ -11,14 +11,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fastload_common.clock import SystemClock
 from fastload_common.errors import AccessDeniedError, StagingError
 from fastload_common.range_cache.entry import Entry
 from fastload_common.range_cache.records import BLOCK_BYTES
+from fastload_common.range_cache.supply import CacheSupply
 from fastload_common.ranges import ByteRange
 from fastload_common.testing.scripted_source import Fault
+from fastload_common.transfer.run import Run
 from tests.common.range_cache.cache_bench import CHUNK_BYTES, DATA, SIZE_BYTES, CacheBench, hold
 
 EVERYTHING = ByteRange(0, SIZE_BYTES)
+# Of each chunk the first part.
+PARTS = [
+    ByteRange(start, min(start + CHUNK_BYTES // 3, SIZE_BYTES))
+    for start in range(0, SIZE_BYTES, CHUNK_BYTES)
+]
 PLACES = st.integers(0, SIZE_BYTES)
 RANGES = st.tuples(PLACES, PLACES).map(sorted).filter(lambda r: r[0] < r[1])
 
@@ -99,6 +107,51 @@ def test_only_the_missing_part_of_a_chunk_is_asked_for(root: Path) -> None:
         bench.read(bench.chunks()[:1])
         assert bench.asked() == [ByteRange(1000, 5000), ByteRange(200_000, CHUNK_BYTES)]
         assert bench.cache.chunk_bytes == 1000 + 195_000
+
+
+@pytest.mark.parametrize("missing", ["fastload-cache-", "fastload-cache-watch"])
+@pytest.mark.parametrize("held", [[EVERYTHING], PARTS])
+def test_without_threads_everything_comes_from_the_source(
+    root: Path, monkeypatch: pytest.MonkeyPatch, missing: str, held: list[ByteRange]
+) -> None:
+    """Where no thread can be started; what the source brought of a chunk may come before or after
+    that is found out."""
+    hold(root, held)
+    start = threading.Thread.start
+
+    def fails(self: threading.Thread) -> None:
+        if self.name.startswith(missing):
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    with CacheBench(root) as bench:
+        bench.read(bench.chunks())
+        assert "no thread to read with: can't start new thread" in bench.cache.facts()["reason"]
+        if missing == "fastload-cache-":
+            assert bytes_of(bench.asked()) == bytes_of([EVERYTHING])
+
+
+def test_chunks_that_come_after_the_last_reader_hung_come_from_the_source(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody reads any more, and nobody looks whether anybody does."""
+    hold(root, PARTS)
+    with CacheBench(root) as bench:
+        chunks = bench.chunks()
+        run = Run(chunks, SystemClock())
+        supply = CacheSupply(bench.cache, bench.arena, 1, SystemClock())
+        supply.begin(run)
+        bench.cache.give_up("a test")
+        slot = bench.arena.try_lease(CHUNK_BYTES)
+        assert slot is not None
+        assert not run.complete(chunks[0], slot)
+        ((index, returned, ranges),) = run.returned
+        assert (index, returned, list(ranges)) == (0, slot, [PARTS[0]])
+        assert run.complete(chunks[0], slot)
+        assert supply.source_parts(chunks[0]) == [*run.missing[0], PARTS[0]]
+        slot.release()
+        supply.end()
 
 
 def test_memory_is_held_until_it_is_written_and_not_longer(
