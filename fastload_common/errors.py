@@ -23,6 +23,7 @@
     ├── CompileCacheError           the compile cache; the engine compiles instead
     │   ├── FactorsInvalidError     what a key is made of is incomplete, unknown or noise
     │   ├── BundleInvalidError      damaged, or not what a bundle may be
+    │   ├── BundleUnfitError        sound, and not for this process
     │   ├── BundleUntrustedError    not signed with the operator's key
     │   └── StoreUnsafeError        other users can write where entries are kept
     ├── PullError                   what `fastload pull` fetches, or where it puts it
@@ -47,6 +48,7 @@ __all__ = [
     "ArchiveInvalidError",
     "ArchiveUnsafeError",
     "BundleInvalidError",
+    "BundleUnfitError",
     "BundleUntrustedError",
     "CheckpointError",
     "ChecksumMismatchError",
@@ -220,6 +222,10 @@ class FactorsInvalidError(CompileCacheError):
 
 class BundleInvalidError(CompileCacheError):
     """A bundle or its manifest is damaged, or asks for what a bundle may not do."""
+
+
+class BundleUnfitError(CompileCacheError):
+    """A bundle is more than this process may unpack, or of another version; others can use it."""
 
 
 class BundleUntrustedError(CompileCacheError):

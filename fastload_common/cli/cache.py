@@ -17,7 +17,7 @@ from fastload_common.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from fastload_common.compile_cache.manifest import Manifest
-    from fastload_common.compile_cache.stores.base import Store
+    from fastload_common.compile_cache.stores.base import Sighting, Store
     from fastload_common.compile_cache.stores.node import NodeStore
     from fastload_common.compile_cache.stores.s3 import S3Store
     from fastload_common.compile_cache.stores.tiered import TieredStore
@@ -35,29 +35,30 @@ app.command("key")(cache_key.key)
 
 @app.command("list")
 def list_(assignments: SetOption = None, as_json: AsJson = False) -> None:
-    """List the entries of each store."""
-    found = [
-        _facts(store, manifest)
-        for store in _stores(_open(assignments))
-        for manifest in store.manifests()
-    ]
+    """List the entries of each store, also those that are of no use here."""
+    found = [_facts(store, seen) for store in _stores(_open(assignments)) for seen in store.look()]
     if as_json:
         print_json(found)
         return
-    rows = table("key", "engine", "files", "size", "signed", "store", right=("files", "size"))
+    names = ("key", "engine", "files", "size", "signed", "fault", "store")
+    rows = table(*names, right=("files", "size"))
     for row in found:
+        short, fault, store = row["key"][:_SHORT], row["fault"], row["store"]
+        if row["files"] is None:
+            rows.add_row(short, "", "", "", "", fault, store)
+            continue
         engine = f"{row['engine']} {row['engine_version']}"
         size = format_size(row["content_bytes"])
-        short = row["key"][:_SHORT]
-        rows.add_row(short, engine, str(row["files"]), size, row["signed"], row["store"])
+        rows.add_row(short, engine, str(row["files"]), size, row["signed"], fault, store)
     show(rows)
 
 
 @app.command("show")
 def show_(key: str, assignments: SetOption = None, as_json: AsJson = False) -> None:
     """Show one entry: its factors, files, and the paths that it is bound to."""
-    store, manifest = _find(_open(assignments), key)
-    found = _facts(store, manifest) | {
+    store, seen = _find(_open(assignments), key)
+    manifest = _readable(store, seen)
+    found = _facts(store, seen) | {
         "factors": manifest.factors,
         "bound": manifest.bound,
         "blob": {"sha256": manifest.blob_sha256, "bytes": manifest.blob_bytes},
@@ -67,7 +68,7 @@ def show_(key: str, assignments: SetOption = None, as_json: AsJson = False) -> N
         print_json(found)
         return
     rows = table("what", "value")
-    for name in ("key", "store", "signed", "files", "content_bytes", "bound", "factors"):
+    for name in ("key", "store", "signed", "fault", "files", "content_bytes", "bound", "factors"):
         value = found[name]
         if isinstance(value, dict):
             for inner, text in sorted(value.items()):
@@ -89,7 +90,7 @@ def diff(one: str, other: str, assignments: SetOption = None) -> None:
             found.append(read_factors(text))
             continue
         stores = stores or _open(assignments)
-        found.append(_find(stores, text)[1].factors)
+        found.append(_readable(*_find(stores, text)).factors)
     lines = [line.replace(" here, ", " | ").removesuffix(" there") for line in words(*found)]
     show(*(lines or ["no difference"]))
 
@@ -98,6 +99,7 @@ def diff(one: str, other: str, assignments: SetOption = None) -> None:
 def verify(keys: Keys = None, assignments: SetOption = None) -> None:
     """Read entries whole and compare every digest (and signature). Exit code 1 if one is bad."""
     from fastload_common.compile_cache.bundle import check_blob
+    from fastload_common.errors import BundleUnfitError
 
     bad = 0
     for store in _stores(_open(assignments)):
@@ -109,7 +111,7 @@ def verify(keys: Keys = None, assignments: SetOption = None) -> None:
                         check_blob(entry.manifest, entry.blob)
                 print(f"{key[:_SHORT]} {store.name}: {'good' if entry else 'gone'}")
             except (FastloadError, OSError) as error:
-                bad += 1
+                bad += not isinstance(error, BundleUnfitError)
                 print(f"{key[:_SHORT]} {store.name}: {error}")
     if bad:
         raise typer.Exit(1)
@@ -198,17 +200,28 @@ def _chosen(store: Store, wanted: list[str] | None) -> list[str]:
     return [key for key in keys if any(key.startswith(text.lower()) for text in wanted)]
 
 
-def _find(stores: TieredStore, text: str) -> tuple[Store, Manifest]:
+def _find(stores: TieredStore, text: str) -> tuple[Store, Sighting]:
+    """The nearest entry of use; else the nearest one."""
+    found: list[tuple[Store, Sighting]] = []
     for store in _stores(stores):
         chosen = _chosen(store, [text])
         if len(chosen) > 1:
             raise ConfigError(
                 f"{text} are the first digits of {len(chosen)} keys", hint="give more"
             )
-        manifest = store.manifest(chosen[0]) if chosen else None
-        if manifest is not None:
-            return store, manifest
-    raise ConfigError(f"no entry of use has the key {text}", hint="fastload cache list")
+        found += [(store, seen) for seen in store.look(chosen)]
+    if not found:
+        raise ConfigError(f"no entry has the key {text}", hint="fastload cache list")
+    return min(found, key=lambda each: (each[1].manifest is None, bool(each[1].fault)))
+
+
+def _readable(store: Store, seen: Sighting) -> Manifest:
+    if seen.manifest is None:
+        raise ConfigError(
+            f"the entry {seen.key[:_SHORT]} in {store.name} cannot be shown: {seen.fault}",
+            hint="fastload cache verify says why",
+        )
+    return seen.manifest
 
 
 def _copy(source: Store, target: Store, keys: list[str]) -> None:
@@ -239,10 +252,13 @@ def _copy(source: Store, target: Store, keys: list[str]) -> None:
         raise typer.Exit(1)
 
 
-def _facts(store: Store, manifest: Manifest) -> dict[str, Any]:
-    return {
-        "key": manifest.key,
-        "store": store.name,
+def _facts(store: Store, seen: Sighting) -> dict[str, Any]:
+    manifest = seen.manifest
+    found = {"key": seen.key, "store": store.name, "fault": seen.fault}
+    if manifest is None:
+        rest = ("engine", "engine_version", "files", "content_bytes", "signed")
+        return found | dict.fromkeys(rest)
+    return found | {
         "engine": manifest.factors.get("engine.name", ""),
         "engine_version": manifest.factors.get("engine.version", ""),
         "files": len(manifest.files),

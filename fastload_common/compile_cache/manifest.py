@@ -5,8 +5,10 @@
     unsigned                         or: ed25519 <key id> <signature>
     <SHA-256 of all of the above>
 
-Every byte is covered by the last line. Whoever decodes gets a manifest whose names, modes and
-sizes may be used as they are: relative, without links, within the limits, each once.
+Every byte is covered by the last line. The first word and the last two lines are so in each
+version, so that damage can be told from another version. Whoever decodes gets a manifest whose
+names, modes and sizes may be used as they are: relative, without links, within the limits, each
+once.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ from typing import Any
 from fastload_common.compile_cache.factors import Factors
 from fastload_common.compile_cache.key import KEY_FORM, canonical, is_key
 from fastload_common.compile_cache.trust import Keys, Signature
-from fastload_common.errors import BundleInvalidError
+from fastload_common.errors import BundleInvalidError, BundleUnfitError
 from fastload_common.units import GIB, MIB, format_size
 
 __all__ = ["LIMITS", "FileRecord", "Limits", "Manifest", "decode_manifest", "encode_manifest"]
 
-_MAGIC = b"fastload-compile-cache 1\n"
+_NAME = b"fastload-compile-cache "
+_MAGIC = _NAME + b"1\n"
 _DIGEST_LINE_BYTES = 65
 _ROOT = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 _SIGNED = re.compile(rb"ed25519 ([0-9a-f]{16}) ([0-9a-f]{128})")
@@ -144,25 +147,29 @@ def decode_manifest(
         key: what was asked for.
 
     Raises:
-        BundleInvalidError: damaged, too large, or not what a manifest may be.
+        BundleInvalidError: damaged, or not what a manifest may be.
+        BundleUnfitError: sound, but of another version, or more than the limits allow.
         BundleUntrustedError: it is not signed as it must be.
     """
     if len(data) > limits.manifest_bytes:
         raise BundleInvalidError(f"the manifest has {format_size(len(data))}")
     body, line = data[:-_DIGEST_LINE_BYTES], data[-_DIGEST_LINE_BYTES:]
-    if not body.startswith(_MAGIC):
+    if not body.startswith(_NAME):
         raise BundleInvalidError("this is no manifest of the compile cache, or its start is gone")
     if line != hashlib.sha256(body).hexdigest().encode() + b"\n":
         raise BundleInvalidError("the manifest is damaged: its digest is another one")
-    lines = body[len(_MAGIC) :].split(b"\n")
-    if len(lines) != 3 or lines[2] != b"":
-        raise BundleInvalidError("the manifest has more lines, or fewer, than it may have")
-    signature = _signature(lines[1])
+    message, last = _parted(body)
+    signature = _signature(last)
     if keys is not None:
-        keys.verify(_MAGIC + lines[0] + b"\n", signature)
+        keys.verify(message, signature)
+    text = message[len(_MAGIC) : -1]
+    if not message.startswith(_MAGIC):
+        raise BundleUnfitError("the manifest has a form that this version of fastload cannot read")
+    if b"\n" in text:
+        raise BundleInvalidError("the manifest has more lines than it may have")
     try:
-        payload = json.loads(lines[0])
-        if canonical(payload) != lines[0]:
+        payload = json.loads(text)
+        if canonical(payload) != text:
             raise BundleInvalidError("the manifest is not in its one form")
         manifest = _built(payload, signature)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -173,6 +180,14 @@ def decode_manifest(
     if key is not None and manifest.key != key:
         raise BundleInvalidError("the manifest is that of another key", key=manifest.key)
     return manifest
+
+
+def _parted(body: bytes) -> tuple[bytes, bytes]:
+    """What is signed, and the line of the signature."""
+    start = body.rfind(b"\n", 0, -1) + 1
+    if not body.endswith(b"\n") or start == 0:
+        raise BundleInvalidError("the manifest has fewer lines than it must have")
+    return body[:start], body[start:-1]
 
 
 def _signature(line: bytes) -> Signature | None:
@@ -188,9 +203,9 @@ def _built(payload: dict[str, Any], signature: Signature | None) -> Manifest:
     """The record, with the types that it must have."""
     blob = payload["blob"]
     if payload["form"] != KEY_FORM or blob["codec"] != "zstd":
-        raise BundleInvalidError(
-            "the manifest is of another version of fastload",
-            fastload_version=payload["fastload_version"],
+        raise BundleUnfitError(
+            "the entry is of another version of fastload",
+            fastload_version=_typed(payload["fastload_version"], str),
         )
     factors = payload["factors"]
     digest = hashlib.sha256(canonical({"form": KEY_FORM, "factors": factors})).hexdigest()
@@ -231,20 +246,9 @@ def _typed(value: Any, kind: type) -> Any:
 
 
 def _check(manifest: Manifest, limits: Limits) -> None:
-    """Refuse what a bundle may not do."""
-    count = len(manifest.files) + len(manifest.directories)
-    if count > limits.files:
-        raise BundleInvalidError(f"the bundle has {count} files", limit=limits.files)
+    """Refuse what no bundle may be."""
     if min((f.size_bytes for f in manifest.files), default=0) < 0 or manifest.blob_bytes < 0:
         raise BundleInvalidError("the bundle has a file of a negative size")
-    if manifest.content_bytes > limits.content_bytes:
-        raise BundleInvalidError(
-            f"the bundle would unpack to {format_size(manifest.content_bytes)}",
-            hint="raise FASTLOAD_COMPILE_CACHE_MAX_BYTES if that is right",
-            limit=format_size(limits.content_bytes),
-        )
-    if manifest.blob_bytes > limits.blob_bytes:
-        raise BundleInvalidError(f"the archive has {format_size(manifest.blob_bytes)}")
     if list(manifest.roots) != sorted(set(manifest.roots)):
         raise BundleInvalidError("the bundle's roots are not sorted, or one comes twice")
     for root in manifest.roots:
@@ -260,6 +264,22 @@ def _check(manifest: Manifest, limits: Limits) -> None:
         if not -(2**63) <= record.mtime_ns < 2**63:
             raise BundleInvalidError(f"the time of {record.name!r} is none")
     _check_names(manifest)
+    _check_size(manifest, limits)
+
+
+def _check_size(manifest: Manifest, limits: Limits) -> None:
+    """Refuse more than this process may unpack; another one may."""
+    count = len(manifest.files) + len(manifest.directories)
+    if count > limits.files:
+        raise BundleUnfitError(f"the bundle has {count} files", limit=limits.files)
+    if manifest.content_bytes > limits.content_bytes:
+        raise BundleUnfitError(
+            f"the bundle would unpack to {format_size(manifest.content_bytes)}",
+            hint="raise FASTLOAD_COMPILE_CACHE_MAX_BYTES if that is right",
+            limit=format_size(limits.content_bytes),
+        )
+    if manifest.blob_bytes > limits.blob_bytes:
+        raise BundleUnfitError(f"the archive has {format_size(manifest.blob_bytes)}")
 
 
 def _check_names(manifest: Manifest) -> None:

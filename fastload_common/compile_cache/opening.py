@@ -33,6 +33,12 @@ def open_stores(settings: Settings, keys: Keys | None, clock: Clock) -> TieredSt
     remote: S3Store | None = None
     limits = replace(LIMITS, content_bytes=settings.compile_cache_max_bytes)
     for place in settings.compile_cache or ():
+        if "://" in place and not place.startswith("file:") and not {"?", "#"}.isdisjoint(place):
+            # Not shown: it may be a signed URL.
+            raise ConfigError(
+                "FASTLOAD_COMPILE_CACHE names an URI with '?' or '#', which no prefix may have",
+                hint=f"{_HINT}; credentials come from where all requests to S3 have them",
+            )
         root = parse_root(place)
         if isinstance(root, S3Location):
             if remote is not None:

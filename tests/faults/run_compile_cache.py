@@ -140,8 +140,11 @@ class World:
         for path in self.place.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
-        self.node.mkdir()
-        self.node.chmod(self._mode)
+        base = self.node / "v1"
+        made = ["entries", "drafts", "locks", "quarantine"] if self._mode & 0o002 else []
+        for path in (self.node, *([base] if made else []), *(base / name for name in made)):
+            path.mkdir()
+            path.chmod(self._mode)
 
     def container(self, name: str, *, other_user: bool = False) -> Path:
         path = self.place / name

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import BinaryIO, Protocol
 
-from fastload_common.compile_cache.manifest import Manifest
+from fastload_common.compile_cache.manifest import Limits, Manifest, decode_manifest
+from fastload_common.compile_cache.trust import Keys
+from fastload_common.errors import (
+    BundleUnfitError,
+    BundleUntrustedError,
+    CompileCacheError,
+    StoreUnsafeError,
+)
 
-__all__ = ["Entry", "Package", "Published", "Store"]
+__all__ = ["Entry", "Package", "Published", "Sighting", "Store", "look_at"]
 
 
 class Entry:
@@ -64,6 +71,47 @@ class Published:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What there is to see under a key, of use or not.
+
+    Attributes:
+        manifest: None where it cannot be read.
+        fault: why no start takes it: ``not trusted``, ``not for this process``, ``others can write
+            it`` or ``damaged``; empty where nothing in the manifest speaks against it.
+    """
+
+    key: str
+    manifest: Manifest | None
+    fault: str = ""
+
+
+def look_at(
+    key: str, read: Callable[[], bytes | None], keys: Keys | None, limits: Limits
+) -> Sighting | None:
+    """Look at a manifest; None if there is none.
+
+    Args:
+        read: gives its bytes.
+    """
+    envelope = None
+    try:
+        envelope = read()
+        if envelope is None:
+            return None
+        return Sighting(key, decode_manifest(envelope, keys=keys, key=key, limits=limits))
+    except BundleUntrustedError:
+        # Only to be shown.
+        seen = look_at(key, lambda: envelope, None, limits)
+        return Sighting(key, seen.manifest if seen else None, "not trusted")
+    except BundleUnfitError:
+        return Sighting(key, None, "not for this process")
+    except StoreUnsafeError:
+        return Sighting(key, None, "others can write it")
+    except CompileCacheError:
+        return Sighting(key, None, "damaged")
+
+
 class Store(Protocol):
     """A store. Every method may raise `OSError` or `FastloadError`; callers make a miss of it."""
 
@@ -77,6 +125,7 @@ class Store(Protocol):
 
         Raises:
             BundleInvalidError: its manifest is damaged.
+            BundleUnfitError: it is for others.
             BundleUntrustedError: it is not signed as it must be.
         """
         ...
@@ -95,6 +144,10 @@ class Store(Protocol):
 
     def manifest(self, key: str) -> Manifest | None:
         """Only the manifest; None if there is no such entry or it is of no use."""
+        ...
+
+    def look(self, keys: list[str] | None = None) -> Iterator[Sighting]:
+        """All entries, or some, whether they are of use or not."""
         ...
 
     def manifests(self, most: int | None = None) -> Iterator[Manifest]:

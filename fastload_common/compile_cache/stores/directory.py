@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from pathlib import Path
 
 from fastload_common.errors import StoreUnsafeError
 
-__all__ = ["check_writers", "fsync_directory", "is_network_mount", "unsafe_reason"]
+__all__ = ["check_writers", "fsync_directory", "is_network_mount", "try_lock", "unsafe_reason"]
 
 _NETWORK = (
     "nfs ceph lustre gpfs cifs smb3 9p afs beegfs glusterfs wekafs fuse.s3fs fuse.mountpoint-s3 "
@@ -19,6 +20,9 @@ _NETWORK_NAMES = frozenset(_NETWORK.split())
 
 def unsafe_reason(directory: Path) -> str | None:
     """Why others could put code into a directory; None if only this user and root can.
+
+    The group of a directory above is trusted: root:staff may write into Debian's /var/local, and
+    where each user has a group of his own, his directories are often 0775.
 
     Raises:
         OSError: it cannot be looked at.
@@ -32,6 +36,8 @@ def unsafe_reason(directory: Path) -> str | None:
     for parent in path.parents:
         status = parent.stat()
         # Whoever can rename what is in a parent can put another directory in its place.
+        if status.st_uid not in (os.geteuid(), 0) and _is_mapped(status.st_uid):
+            return f"{parent}, above it, belongs to user {status.st_uid}"
         if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
             return f"{parent} can be written by others, so {path} can be replaced"
     return None
@@ -83,6 +89,27 @@ def fsync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def try_lock(descriptor: int) -> bool | None:
+    """True: ours. False: somebody else's. None: this file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+
+
+def _is_mapped(uid: int) -> bool:
+    """Whether it is a user of here: in a user namespace all others, root too, look the same."""
+    try:
+        with open("/proc/self/uid_map", encoding="ascii") as stream:
+            rows = [[int(field) for field in line.split()] for line in stream]
+    except OSError:
+        return True
+    return any(first <= uid < first + count for first, _, count in rows)
 
 
 def _is_below(path: str, mount: str) -> bool:

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,15 +28,17 @@ from fastload_common.clock import Clock, SystemClock
 from fastload_common.compile_cache.bundle import check_blob
 from fastload_common.compile_cache.key import is_key
 from fastload_common.compile_cache.manifest import LIMITS, Limits, Manifest, decode_manifest
-from fastload_common.compile_cache.stores.base import Entry, Package, Published
+from fastload_common.compile_cache.stores.base import Entry, Package, Published, Sighting, look_at
 from fastload_common.compile_cache.stores.directory import (
     check_writers,
     fsync_directory,
     is_network_mount,
+    try_lock,
     unsafe_reason,
 )
+from fastload_common.compile_cache.stores.drafts import Drafts
 from fastload_common.compile_cache.trust import Keys
-from fastload_common.errors import BundleInvalidError, CompileCacheError, StoreUnsafeError
+from fastload_common.errors import BundleInvalidError, StoreUnsafeError
 from fastload_common.units import format_size
 
 __all__ = ["NodeStore"]
@@ -44,12 +46,6 @@ __all__ = ["NodeStore"]
 _MANIFEST, _BLOB = "manifest", "blob"
 _KEPT_IN_QUARANTINE = 4
 _PIECE_BYTES = 1 << 20
-
-_ABANDONED_S = 24 * 3600.0
-"""Where locks do not tell whether a draft's writer lives, it is taken for dead after this."""
-
-_YOUNG_S = 60.0
-"""A draft this young may not have been locked by its writer yet."""
 
 
 class NodeStore:
@@ -78,10 +74,11 @@ class NodeStore:
         self._keys = keys
         self._limits = limits
         self._forced = forced
-        self._clock = clock or SystemClock()
         base = directory / "v1"
-        self._base, self._entries, self._drafts = base, base / "entries", base / "drafts"
+        self._base, self._entries = base, base / "entries"
         self._locks, self._quarantine = base / "locks", base / "quarantine"
+        self._drafts = Drafts(base / "drafts", clock or SystemClock(), self._locks_work)
+        self._ours = (base, self._entries, self._drafts.directory, self._locks, self._quarantine)
         self._may_lock: bool | None = None
 
     @property
@@ -120,14 +117,13 @@ class NodeStore:
                 if not replace:
                     return Published(False, "it is there already")
                 self.reject(manifest.key)
-            self._sweep()
+            self._drafts.sweep()
             self._evict(self._max_bytes - size_bytes)
-            with self._draft() as draft:
+            with self._drafts.new() as draft:
                 _write_durably(draft / _BLOB, package.blob, manifest.blob_bytes)
                 with open(draft / _MANIFEST, "xb") as stream:
                     stream.write(package.envelope)
                     _settle(stream)
-                draft.chmod(0o755)
                 fsync_directory(draft)
                 try:
                     os.rename(draft, entry)
@@ -146,18 +142,20 @@ class NodeStore:
             return []
 
     def manifest(self, key: str) -> Manifest | None:
-        try:
-            found = self._open(key)
-            if found is None:
-                return None
-            found[1].close()
-            return decode_manifest(found[0], keys=self._keys, key=key, limits=self._limits)
-        except (OSError, CompileCacheError):
-            return None
+        return next((seen.manifest for seen in self.look([key]) if not seen.fault), None)
+
+    def look(self, keys: list[str] | None = None) -> Iterator[Sighting]:
+        for key in self.keys() if keys is None else keys:
+            with contextlib.suppress(OSError):
+                read = partial(self._envelope, key)
+                seen = look_at(key, read, self._keys, self._limits)
+                if seen is not None:
+                    yield seen
 
     def manifests(self, most: int | None = None) -> Iterator[Manifest]:
-        found = (self.manifest(key) for key in self.keys()[:most])
-        return (manifest for manifest in found if manifest is not None)
+        for seen in self.look(self.keys()[:most]):
+            if seen.manifest is not None and not seen.fault:
+                yield seen.manifest
 
     def facts(self, key: str) -> tuple[int, float]:
         """Bytes on disk and seconds (UTC) of the last use of an entry."""
@@ -178,10 +176,10 @@ class NodeStore:
 
     def reject(self, key: str) -> bool:
         """Take a damaged entry out of the way; False where that is not allowed here."""
-        if self._has_links():
-            return False
         try:
+            self._refuse_others()
             self._quarantine.mkdir(exist_ok=True)
+            self._refuse_others()
             aside = Path(tempfile.mkdtemp(prefix=f"{key}-", dir=self._quarantine))
             try:
                 os.rename(self._entries / key, aside)  # which is empty, and replaced
@@ -191,7 +189,7 @@ class NodeStore:
             kept = sorted(self._quarantine.iterdir(), key=lambda path: path.stat().st_mtime_ns)
         except FileNotFoundError:
             return True  # somebody else has
-        except OSError:
+        except (OSError, StoreUnsafeError):
             return False
         for old in kept[:-_KEPT_IN_QUARANTINE]:
             shutil.rmtree(old, ignore_errors=True)
@@ -204,8 +202,8 @@ class NodeStore:
             Entries removed, and bytes that are left.
         """
         self._check_trust()
-        self._refuse_links()
-        self._sweep()
+        self._refuse_others()
+        self._drafts.sweep()
         return self._evict(self._max_bytes if max_bytes is None else max_bytes)
 
     # Reading
@@ -230,6 +228,13 @@ class NodeStore:
         finally:
             os.close(directory)
 
+    def _envelope(self, key: str) -> bytes | None:
+        found = self._open(key)
+        if found is None:
+            return None
+        found[1].close()
+        return found[0]
+
     def _mark_used(self, key: str) -> None:
         # Another user's entry, or a read-only directory: then its age counts from elsewhere.
         with contextlib.suppress(OSError):
@@ -253,28 +258,36 @@ class NodeStore:
     # Writing
 
     def _prepare(self) -> None:
-        if not self.directory.is_dir():
-            self.directory.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(PermissionError):  # another user's process was faster
-                self.directory.chmod(0o755)
+        self.directory.parent.mkdir(parents=True, exist_ok=True)
+        _make(self.directory, 0o755)
         self._check_trust()
-        self._refuse_links()
+        self._refuse_others()
         # Whom the operator lets write into the directory may write here as well.
         mode = (stat.S_IMODE(self.directory.stat().st_mode) & 0o1777) | 0o755
-        for path in (self._base, self._entries, self._drafts, self._locks):
-            if not path.is_dir():
-                path.mkdir(exist_ok=True)
-                with contextlib.suppress(PermissionError):
-                    path.chmod(mode)
+        for path in self._ours:
+            # Among users who share it, whoever makes a part first must be no stranger.
+            if path != self._quarantine or mode & 0o022:
+                _make(path, mode)
+        self._refuse_others()  # somebody may have been faster
 
-    def _has_links(self) -> bool:
-        ours = (self._base, self._entries, self._drafts, self._locks, self._quarantine)
-        return any(path.is_symlink() for path in ours)
+    def _refuse_others(self) -> None:
+        """Refuse to write where another user may put a link, now or between two of our steps.
 
-    def _refuse_links(self) -> None:
-        # Whoever else may write here would have us remove what is old in a directory of his choice.
-        if self._has_links():
-            raise StoreUnsafeError(f"the compile cache is not used: a link stands in {self._base}")
+        He would have us remove what is old in a directory of his choice.
+        """
+        for path in self._ours:
+            try:
+                status = path.lstat()
+            except FileNotFoundError:
+                continue
+            if stat.S_ISLNK(status.st_mode):
+                raise StoreUnsafeError(f"nothing is written here: a link stands in {self._base}")
+            trusted = (os.geteuid(), 0, self.directory.stat().st_uid)
+            if not self._forced and status.st_uid not in trusted:
+                raise StoreUnsafeError(
+                    f"nothing is written here: {path} belongs to user {status.st_uid}",
+                    hint="let root, or the owner of the directory above v1, make v1 and all in it",
+                )
 
     @contextlib.contextmanager
     def _lock(self, key: str) -> Iterator[bool]:
@@ -285,7 +298,7 @@ class NodeStore:
         path = self._locks / key
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
-            is_ours = _try_lock(descriptor) is not False
+            is_ours = try_lock(descriptor) is not False
             yield is_ours
             if is_ours:
                 with contextlib.suppress(OSError):
@@ -297,40 +310,6 @@ class NodeStore:
         if self._may_lock is None:
             self._may_lock = not is_network_mount(self.directory)
         return self._may_lock
-
-    @contextlib.contextmanager
-    def _draft(self) -> Iterator[Path]:
-        path = Path(tempfile.mkdtemp(dir=self._drafts))
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            if self._locks_work():
-                _try_lock(descriptor)
-            yield path
-        finally:
-            os.close(descriptor)
-            shutil.rmtree(path, ignore_errors=True)
-
-    def _sweep(self) -> None:
-        """Remove drafts whose writers are dead."""
-        try:
-            drafts = list(self._drafts.iterdir())
-        except FileNotFoundError:
-            return
-        for path in drafts:
-            with contextlib.suppress(OSError):
-                # Whichever clock is wrong, time goes on.
-                age_s = abs(self._clock.wall_s() - path.lstat().st_mtime)
-                if age_s > _ABANDONED_S or (age_s > _YOUNG_S and self._is_abandoned(path)):
-                    shutil.rmtree(path, ignore_errors=True)
-
-    def _is_abandoned(self, draft: Path) -> bool:
-        if not self._locks_work():
-            return False
-        descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            return _try_lock(descriptor) is True
-        finally:
-            os.close(descriptor)
 
     def _evict(self, max_bytes: int) -> tuple[int, int]:
         known = []
@@ -344,7 +323,7 @@ class NodeStore:
             if total_bytes <= max_bytes:
                 break
             with contextlib.suppress(OSError):
-                grave = Path(tempfile.mkdtemp(dir=self._drafts))
+                grave = Path(tempfile.mkdtemp(dir=self._drafts.directory))
                 os.rename(self._entries / key, grave / "entry")
                 shutil.rmtree(grave, ignore_errors=True)
                 total_bytes -= size_bytes
@@ -366,15 +345,16 @@ def _open_at(name: str, directory: int) -> BinaryIO:
     return open(descriptor, "rb")
 
 
-def _try_lock(descriptor: int) -> bool | None:
-    """True: ours. False: somebody else's. None: this file system has no locks."""
+def _make(path: Path, mode: int) -> None:
+    """Make a directory that is not there; only one of our own gets a mode."""
+    if path.is_dir():
+        return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
+        path.mkdir()
+    except FileExistsError:
+        return  # another process was faster
+    with contextlib.suppress(PermissionError):
+        path.chmod(mode)
 
 
 def _write_durably(path: Path, blob: BinaryIO, size_bytes: int) -> None:

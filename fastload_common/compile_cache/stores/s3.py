@@ -15,17 +15,17 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as with_changes
+from functools import partial
 from typing import BinaryIO, cast
 
 from fastload_common.clock import Clock, SystemClock
 from fastload_common.compile_cache.key import is_key
 from fastload_common.compile_cache.manifest import LIMITS, Limits, Manifest, decode_manifest
-from fastload_common.compile_cache.stores.base import Entry, Package, Published
+from fastload_common.compile_cache.stores.base import Entry, Package, Published, Sighting, look_at
 from fastload_common.compile_cache.trust import Keys
 from fastload_common.config import Settings
 from fastload_common.errors import (
     BundleInvalidError,
-    CompileCacheError,
     ObjectMissingError,
     SourceError,
 )
@@ -134,17 +134,22 @@ class S3Store:
                 return []
 
     def manifest(self, key: str) -> Manifest | None:
-        with self._source() as source:
-            return self._manifest(source, key)
+        return next((seen.manifest for seen in self.look([key]) if not seen.fault), None)
 
-    def manifests(self, most: int | None = None) -> Iterator[Manifest]:
-        """See `Store.manifests`; over one connection, within one deadline."""
-        keys = self.keys()[:most]
+    def look(self, keys: list[str] | None = None) -> Iterator[Sighting]:
+        """See `Store.look`; over one connection, within one deadline."""
+        keys = self.keys() if keys is None else keys
         with self._source() as source:
             for key in keys:
-                manifest = self._manifest(source, key)
-                if manifest is not None:
-                    yield manifest
+                read = partial(self._envelope, source, key)
+                seen = look_at(key, read, self._keys, self._limits)
+                if seen is not None:
+                    yield seen
+
+    def manifests(self, most: int | None = None) -> Iterator[Manifest]:
+        for seen in self.look(self.keys()[:most]):
+            if seen.manifest is not None and not seen.fault:
+                yield seen.manifest
 
     @contextlib.contextmanager
     def _source(self, below: str = "") -> Iterator[ObjectSource]:
@@ -160,15 +165,6 @@ class S3Store:
         if found.size_bytes > self._limits.manifest_bytes:
             raise BundleInvalidError(f"the manifest has {found.size_bytes} bytes", uri=found.uri)
         return source.read(found)
-
-    def _manifest(self, source: ObjectSource, key: str) -> Manifest | None:
-        try:
-            envelope = self._envelope(source, key)
-            if envelope is None:
-                return None
-            return decode_manifest(envelope, keys=self._keys, key=key, limits=self._limits)
-        except CompileCacheError:
-            return None
 
     def _write(self, source: ObjectSource, name: str, data: bytes) -> None:
         """An archive: it is named by its digest, so that one of that name may be overwritten."""

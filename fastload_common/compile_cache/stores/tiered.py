@@ -19,7 +19,12 @@ from fastload_common.compile_cache.manifest import Manifest
 from fastload_common.compile_cache.stores.base import Entry, Package, Published, Store
 from fastload_common.compile_cache.stores.node import NodeStore
 from fastload_common.compile_cache.stores.s3 import S3Store
-from fastload_common.errors import BundleInvalidError, BundleUntrustedError, FastloadError
+from fastload_common.errors import (
+    BundleInvalidError,
+    BundleUnfitError,
+    BundleUntrustedError,
+    FastloadError,
+)
 
 __all__ = ["TieredStore"]
 
@@ -40,6 +45,7 @@ class TieredStore:
     Attributes:
         notes: what went wrong so far, one sentence each.
         replaced: names of stores whose entry proved to be of no use: the next one replaces it.
+        unfit: names of stores whose entry is of use to others only: none replaces it.
     """
 
     def __init__(
@@ -51,6 +57,7 @@ class TieredStore:
         self._clock = clock
         self.notes: list[str] = []
         self.replaced: set[str] = set()
+        self.unfit: set[str] = set()
 
     def candidates(self, key: str) -> Iterator[Entry]:
         """The entries under a key, the nearest first; the caller closes each."""
@@ -59,6 +66,10 @@ class TieredStore:
                 entry = self._get(store, key)
             except (BundleInvalidError, BundleUntrustedError) as error:
                 self.reject(store.name, key, error)
+                continue
+            except BundleUnfitError as error:
+                self.unfit.add(store.name)
+                self._note(store.name, "has an entry for others", error)
                 continue
             except (FastloadError, OSError) as error:
                 self._note(store.name, "is not used", error)
@@ -121,7 +132,7 @@ class TieredStore:
 
     def _put(self, store: Store, package: Package, *, replace: bool = False) -> Published:
         try:
-            replace = replace or store.name in self.replaced
+            replace = (replace or store.name in self.replaced) and store.name not in self.unfit
             put = partial(store.put, package, replace=replace)
             asked = f"store an entry in {store.name}"
             published = (
