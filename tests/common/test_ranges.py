@@ -59,3 +59,12 @@ def test_identities_travel_between_processes() -> None:
     object_id = ObjectId("s3://b/k", '"etag"', 10)
     assert pickle.loads(pickle.dumps(object_id)) == object_id
     assert object_id != ObjectId("s3://b/k", '"other"', 10)
+
+
+@pytest.mark.parametrize(
+    ("etag", "is_one"),
+    [('"e"', True), ("e", True), ("sha256:ab+7", True), ("W", True)]
+    + [(etag, False) for etag in (None, "", '""', ' "" ', 'W/"e"', 'W/""', ' W/"e"')],
+)
+def test_an_empty_or_weak_etag_tells_no_states_apart(etag: str | None, is_one: bool) -> None:
+    assert ObjectId("s3://b/k", etag, 1).is_one_state == is_one

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 from fastload_common.config import Settings
 from fastload_common.errors import ObjectChangedError
 from fastload_common.load.metadata import fetch_metadata
+from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.source.base import ListedObject
 from fastload_common.testing.recording_source import RecordingSource
 from tests.common.load.metadata_models import entries, make_model, names_in
@@ -87,3 +89,29 @@ def test_other_patterns_have_another_directory(tmp_path: Path, settings: Setting
     assert "chat_template.jinja" in names_in(fetch_metadata(str(model), settings))
     fewer = Settings(cache_dir=settings.cache_dir, ignore_patterns=("*.jinja",))
     assert "chat_template.jinja" not in names_in(fetch_metadata(str(model), fewer))
+
+
+class WithEtag(RecordingSource):
+    """Its objects all have this ETag."""
+
+    def __init__(self, directory: Path, etag: str) -> None:
+        super().__init__(directory)
+        self._etag = etag
+
+    def list(self, *, recursive: bool = True) -> Sequence[ListedObject]:
+        listed = super().list(recursive=recursive)
+        return [replace(row, object_id=replace(row.object_id, etag=self._etag)) for row in listed]
+
+    def read(self, object_id: ObjectId, byte_range: ByteRange | None = None) -> bytes:
+        present = self.stat(object_id.uri.removeprefix(f"{self.root}/"))
+        return super().read(present, byte_range)
+
+
+@pytest.mark.parametrize("etag", ['""', 'W/"x"'])
+def test_an_etag_that_tells_no_states_apart_is_no_name(
+    tmp_path: Path, settings: Settings, etag: str
+) -> None:
+    model = make_model(tmp_path / "m")
+    for name in ("first", "other"):  # of one length, so that the sizes are the same
+        save_file({name: torch.zeros(3)}, model / "model.safetensors")
+        assert tensor_names(fetch_from(WithEtag(model, etag), settings)) == {name}
