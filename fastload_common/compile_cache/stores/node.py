@@ -238,7 +238,7 @@ class NodeStore:
     def _mark_used(self, key: str) -> None:
         # Another user's entry, or a read-only directory: then its age counts from elsewhere.
         with contextlib.suppress(OSError):
-            os.utime(self._entries / key)
+            os.utime(self._entries / key, follow_symlinks=False)
 
     def _check_trust(self) -> None:
         if self._forced or self._keys is not None:
