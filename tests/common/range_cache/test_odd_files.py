@@ -13,7 +13,7 @@ import torch
 
 from fastload_common.cli.main import main
 from fastload_common.clock import SystemClock
-from fastload_common.range_cache.place import CacheDirectory
+from fastload_common.range_cache.place import CacheDirectory, FullError
 from fastload_common.testing.rig import Rig
 from fastload_common.units import MIB
 from tests.common.range_cache.conftest import all_right, files, load, sent, total
@@ -115,6 +115,7 @@ def test_room_is_made_all_the_same(
     make(odd)
     place = CacheDirectory(root, None, SystemClock())
     place.open()
-    place.collect(0)
+    with pytest.raises(FullError):
+        place.require_room(1 << 60)
     left = set(place.path.iterdir())
     assert left == set() or (make is directory and {path.stem for path in left} == {odd.stem})
