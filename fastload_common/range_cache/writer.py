@@ -157,11 +157,14 @@ class Writer:
                         self.pending_bytes -= item.size_bytes
                 del item  # an idle thread would keep its memory
         finally:
-            with _lock:
-                _running.discard(self)
-                if not _running:
-                    atexit.unregister(_finish_at_exit)
-            self._last()
+            # First: whoever waits for the end finds nothing in use any more.
+            try:
+                self._last()
+            finally:
+                with _lock:
+                    _running.discard(self)
+                    if not _running:
+                        atexit.unregister(_finish_at_exit)
 
     def _next(self) -> Item | None:
         with self._changed:
