@@ -81,7 +81,9 @@ def told(tmp_path: Path) -> Path:
 
 
 PROGRAM = """
+import signal
 import sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may be run by nohup
 from importlib import metadata
 from pathlib import Path
 from fastload_common.cli import plan
