@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import asdict
 
-from fastload_common.checksums.algorithms import Checksum
 from fastload_common.clock import Clock
 from fastload_common.config import Settings
 from fastload_common.load.report import LoadReport
 from fastload_common.plan.cost import PathCost, observe
 from fastload_common.ranges import ByteRange, ObjectId
-from fastload_common.source.base import ListedObject, ObjectSource, Receiver, SourceDescription
+from fastload_common.source.base import ObjectSource
+from fastload_common.source.borrowed import BorrowedSource
 
 __all__ = ["FirstReads", "choose_gap", "usual_gap"]
 
@@ -46,43 +45,18 @@ class FirstReads:
         return self._clock.monotonic_s()
 
 
-class _Watched:
-    """An `ObjectSource` that is another one."""
+class _Watched(BorrowedSource):
+    """Tells how long reads took."""
 
     def __init__(self, source: ObjectSource, reads: FirstReads) -> None:
-        self._source = source
+        super().__init__(source)
         self._reads = reads
 
     def read(self, object_id: ObjectId, byte_range: ByteRange | None = None) -> bytes:
         started_s = self._reads.now_s()
-        data = self._source.read(object_id, byte_range)
+        data = super().read(object_id, byte_range)
         self._reads.add(len(data), self._reads.now_s() - started_s)
         return data
-
-    @property
-    def root(self) -> str:
-        return self._source.root
-
-    def list(self, *, recursive: bool = True) -> Sequence[ListedObject]:
-        return self._source.list(recursive=recursive)
-
-    def stat(self, key: str) -> ObjectId:
-        return self._source.stat(key)
-
-    def stored_checksum(self, object_id: ObjectId) -> Checksum | None:
-        return self._source.stored_checksum(object_id)
-
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        return self._source.put_if_absent(key, data)
-
-    def open_receiver(self) -> Receiver:
-        return self._source.open_receiver()
-
-    def describe(self) -> SourceDescription:
-        return self._source.describe()
-
-    def close(self) -> None:
-        """The source is its owner's."""
 
 
 def choose_gap(settings: Settings, reads: FirstReads, report: LoadReport) -> int:

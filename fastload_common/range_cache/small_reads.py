@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from fastload_common.checksums.algorithms import Checksum
 from fastload_common.range_cache.node_cache import NodeCache
 from fastload_common.ranges import ByteRange, ObjectId
-from fastload_common.source.base import ListedObject, ObjectSource, Receiver, SourceDescription
+from fastload_common.source.base import ObjectSource
+from fastload_common.source.borrowed import BorrowedSource
 
 __all__ = ["CachedReads"]
 
 
-class CachedReads:
-    """An `ObjectSource` that is another one. What is read through it is used by the cache.
+class CachedReads(BorrowedSource):
+    """What is read through it is used by the cache.
 
     Args:
         source: is asked for what objects there are, always, and for what is not held.
@@ -21,7 +19,7 @@ class CachedReads:
     """
 
     def __init__(self, source: ObjectSource, cache: NodeCache) -> None:
-        self._source = source
+        super().__init__(source)
         self._cache = cache
         self._scope = source.describe().facts.get("endpoint", "")
 
@@ -32,36 +30,11 @@ class CachedReads:
             data = self._cache.read(object_id, byte_range)
             if data is not None:
                 return data
-        data = self._source.read(object_id, byte_range)
+        data = super().read(object_id, byte_range)
         if data:
             part = (byte_range, memoryview(data))
             self._cache.keep(object_id, [part], len(data), _nothing)
         return data
-
-    @property
-    def root(self) -> str:
-        return self._source.root
-
-    def list(self, *, recursive: bool = True) -> Sequence[ListedObject]:
-        return self._source.list(recursive=recursive)
-
-    def stat(self, key: str) -> ObjectId:
-        return self._source.stat(key)
-
-    def stored_checksum(self, object_id: ObjectId) -> Checksum | None:
-        return self._source.stored_checksum(object_id)
-
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        return self._source.put_if_absent(key, data)
-
-    def open_receiver(self) -> Receiver:
-        return self._source.open_receiver()
-
-    def describe(self) -> SourceDescription:
-        return self._source.describe()
-
-    def close(self) -> None:
-        """The source is its owner's."""
 
 
 def _nothing() -> None:
