@@ -7,15 +7,15 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from fastload_common.cli.adapters import load_part
 from fastload_common.cli.output import print_json, show, table
 from fastload_common.cli.settings import AsJson
-from fastload_common.errors import ConfigError, EngineUnsupportedError
+from fastload_common.errors import ConfigError
 
 if TYPE_CHECKING:
     from fastload_common.engine.key_maker import KeyMaker
@@ -98,16 +98,8 @@ def _ask_engine(engine: str, arguments: Sequence[str]) -> Mapping[str, Any]:
 def _key_maker(engine: str) -> KeyMaker:
     from fastload_common.engine.key_maker import GROUP
 
-    points = {point.name: point for point in metadata.entry_points(group=GROUP)}
-    if engine not in points:
-        raise ConfigError(
-            f"no engine {engine!r}; there is {', '.join(sorted(points)) or 'none'}",
-            hint="install the engine's adapter, name another --engine, or give --factors",
-        )
-    try:
-        return cast("KeyMaker", points[engine].load())
-    except ImportError as error:
-        raise EngineUnsupportedError(f"the adapter of {engine} is not there: {error}") from error
+    instead = "name another --engine, or give --factors"
+    return cast("KeyMaker", load_part(GROUP, engine, "adapter", instead))
 
 
 @contextlib.contextmanager

@@ -12,15 +12,15 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from fastload_common.cli.adapters import load_part
 from fastload_common.cli.output import print_json, show, table
 from fastload_common.cli.settings import AsJson, SetOption, parse_assignments
-from fastload_common.errors import ConfigError, EngineUnsupportedError
+from fastload_common.errors import ConfigError
 from fastload_common.source.oci_reference import is_oci_uri, parse_reference
 from fastload_common.source.uri import parse_root
 from fastload_common.units import format_size
@@ -134,16 +134,7 @@ def _planner(engine: str) -> Planner:
         ConfigError: there is none of that name.
         EngineUnsupportedError: it cannot be imported.
     """
-    points = {point.name: point for point in metadata.entry_points(group=_GROUP)}
-    if engine not in points:
-        raise ConfigError(
-            f"no engine {engine!r}; there is {', '.join(sorted(points)) or 'none'}",
-            hint="install the engine's adapter, or name another --engine",
-        )
-    try:
-        return cast("Planner", points[engine].load())
-    except ImportError as error:
-        raise EngineUnsupportedError(f"the planner of {engine} is not there: {error}") from error
+    return cast("Planner", load_part(_GROUP, engine, "planner", "or name another --engine"))
 
 
 def _check_place(uri: str) -> None:

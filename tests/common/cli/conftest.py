@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fastload_common.cli import plan as plan_module
+from fastload_common.cli import adapters
 
 
 @pytest.fixture
@@ -17,6 +17,6 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def install(planner: object, name: str = "test") -> None:
         point = SimpleNamespace(name=name, load=lambda: planner)
         found = SimpleNamespace(entry_points=lambda group: [point])
-        monkeypatch.setattr(plan_module, "metadata", found)
+        monkeypatch.setattr(adapters, "metadata", found)
 
     return install

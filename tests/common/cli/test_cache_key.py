@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fastload_common.cli import cache_key
+from fastload_common.cli import adapters
 from fastload_common.cli.main import main
 from fastload_common.compile_cache.key import key_of
 from fastload_common.errors import EngineUnsupportedError
@@ -45,7 +45,7 @@ def maker(monkeypatch: pytest.MonkeyPatch) -> Maker:
     made = Maker()
     point = SimpleNamespace(name="test", load=lambda: made)
     found = SimpleNamespace(entry_points=lambda group: [point])
-    monkeypatch.setattr(cache_key, "metadata", found)
+    monkeypatch.setattr(adapters, "metadata", found)
     return made
 
 
