@@ -18,10 +18,8 @@ import contextlib
 import hashlib
 import http.client
 import json
-import os
 import re
 import shutil
-import signal
 import socket
 import ssl
 import subprocess
@@ -38,6 +36,7 @@ from fastload_common.config import environment
 from fastload_common.errors import ConfigError, SourceUnavailableError
 from fastload_common.testing.certificates import PrivateAuthority
 from fastload_common.testing.s3_server import free_port
+from fastload_common.testing.server_process import end_server
 
 __all__ = [
     "FILEPATH",
@@ -178,15 +177,8 @@ class RegistryServer:
     def stop(self) -> None:
         """End the server and remove its directory. May be called twice."""
         process, self._process = self._process, None
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
         directory, self._directory = self._directory, None
-        if directory is not None:
-            shutil.rmtree(directory, ignore_errors=True)
+        end_server(process, directory)
 
     def environ(self) -> dict[str, str]:
         """The variables by which fastload finds its certificate authority and its credentials."""

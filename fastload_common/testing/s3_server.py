@@ -33,6 +33,7 @@ from typing import Any
 from fastload_common.clock import SystemClock
 from fastload_common.config import environment
 from fastload_common.errors import ConfigError, SourceUnavailableError
+from fastload_common.testing.server_process import end_server
 
 __all__ = ["S3Server", "find_weed", "free_port"]
 
@@ -119,15 +120,8 @@ class S3Server:
     def stop(self) -> None:
         """End the server and remove its directory. May be called twice."""
         process, self._process = self._process, None
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
         directory, self._directory = self._directory, None
-        if directory is not None:
-            shutil.rmtree(directory, ignore_errors=True)
+        end_server(process, directory)
         # Sockets that it makes there whatever it is told, and leaves behind when it is killed.
         for name, port in self._ports.items():
             Path(f"/tmp/seaweedfs-{name}-grpc-{port + _GRPC_OFFSET}.sock").unlink(missing_ok=True)
