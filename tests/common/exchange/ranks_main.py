@@ -7,12 +7,12 @@ standard output:
     {"size": 2, "uri": "...", "directory": "...", "settings": {...},
      "rank_settings": {"1": {...}}, "environ": {...}, "slow": {"1": 0.01},
      "signal": {"1": [9, 0.2]}, "stop_in_trace": [1], "eager": [1],
-     "fail": {"1": "layers.0.norm"}, "limit_s": 60, "write_all": true}
+     "fail": {"1": "layers.0.norm"}, "limit_s": 60, "write_all": true, "half_empty_disk": true}
 
 ``signal`` sends a signal to a rank so many seconds after the first one began to trace (stopped
 ranks are continued 2 s later); ``stop_in_trace`` lets a rank do nothing any more in its trace;
 ``slow`` lets a rank sleep before it gives back each chunk; with ``write_all`` a rank ends when its
-node cache is written.
+node cache is written, and with ``half_empty_disk`` the machine's disk is taken for half empty.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from fastload_common.exchange.node_exchange import NodeExchange
 from fastload_common.load.session import LoadSession, RankPlace, WeightSource
 from fastload_common.range_cache.writer import finish_writes
 from tests.common.exchange.exchange_harness import FileGroup, SlicedModel
+from tests.common.range_cache.half_empty import half_empty
 
 _CONTINUE_S = 2.0
 
@@ -117,6 +118,8 @@ def _load(rank: int, job: dict[str, Any], directory: Path) -> dict[str, Any]:
     size = job["size"]
     extra = {**job["settings"], **job.get("rank_settings", {}).get(str(rank), {})}
     settings = load_settings({"progress": "off", **extra}, {})
+    if job.get("half_empty_disk"):
+        os.statvfs = half_empty(os.statvfs)  # type: ignore[assignment]
     model = SlicedModel(rank, size)
     model.fail_at = job.get("fail", {}).get(str(rank))
     model.error = KeyError("a weight loader of an engine")

@@ -52,6 +52,7 @@ class Engines:
                 "node_cache": str(self._root),
             },
             write_all=True,
+            half_empty_disk=True,
         )
         reports = []
         for rank in found["ranks"]:
@@ -84,6 +85,7 @@ def test_two_then_four_ranks_and_half_of_the_cache(
 
     first = engines.load(uri, 2, checkpoint)
     assert model_bytes * 0.95 <= total(first, "fetched_bytes") <= 1.01 * model_bytes
+    assert [report["node_cache"]["reason"] for report in first] == [None, None]
     assert sum(report["node_cache"]["dropped_bytes"] for report in first) == 0
 
     second = engines.load(uri, 4, checkpoint)
