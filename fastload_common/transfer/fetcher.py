@@ -17,6 +17,7 @@ from fastload_common.clock import Clock
 from fastload_common.errors import OutOfBudgetError
 from fastload_common.plan.records import Chunk
 from fastload_common.source.base import OpensReceivers
+from fastload_common.transfer.handover import quick_handover
 from fastload_common.transfer.policy import TransferPolicy
 from fastload_common.transfer.pump import Pump
 from fastload_common.transfer.routed_lanes import open_lanes
@@ -125,13 +126,17 @@ class Fetcher:
         if not chunks:
             return
         run = Run(chunks, self._clock, deadline_s=self._deadline_s, limit_s=self._limit_s)
+        with quick_handover():
+            yield from self._filled(run, supply)
+
+    def _filled(self, run: Run, supply: Supply | None) -> Generator[Filled, None, None]:
         if supply is not None:
             supply.begin(run)
         self._pump.begin(run)
         try:
             if supply is not None:
                 supply.start()
-            for _ in chunks:
+            for _ in run.chunks:
                 yield run.next_filled()
         finally:
             self._pump.finish(run)

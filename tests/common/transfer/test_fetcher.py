@@ -45,6 +45,16 @@ def test_nothing_to_fetch_starts_nothing(make: MakeFetcher) -> None:
     assert receiving_threads() == []
 
 
+def test_the_interpreter_hands_its_lock_over_sooner_meanwhile(make: MakeFetcher) -> None:
+    before_s = sys.getswitchinterval()
+    bench = make(ScriptedSource({"a": content(5_000)}))
+    during_s = []
+    for filled in bench.fetcher.fetch(bench.chunks()):
+        during_s.append(sys.getswitchinterval())
+        filled.release()
+    assert max(during_s) < before_s == sys.getswitchinterval()
+
+
 def test_requests_begin_in_the_order_given(make: MakeFetcher) -> None:
     bench = make(ScriptedSource({"a": content(20_000)}), concurrency=1)
     chunks = bench.chunks()[::-1]
