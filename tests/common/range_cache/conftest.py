@@ -66,7 +66,7 @@ def load(root: Path, ranks: int, uri: str = "s3://models/m", **settings: Any) ->
     assert finish_writes(30)
     for outcome in outcomes:
         # The report is of the load's end; a slow disk has some still before it then.
-        cache = outcome.session and outcome.session._caching._cache
+        cache = None if outcome.session is None else outcome.session._caching._cache
         if cache is not None:
             outcome.report.node_cache = cache.facts()
     return outcomes
