@@ -9,7 +9,7 @@ from fastload_common.advise.machine import Machine
 from fastload_common.advise.own import Places, own_notes, own_settings
 from fastload_common.advise.phases import image_phases, model_phases
 from fastload_common.advise.rates import Rates
-from fastload_common.advise.records import Note, Phase, Setting
+from fastload_common.advise.records import Note, Phase, Setting, Store
 from fastload_common.advise.runai import runai_notes, runai_settings
 from fastload_common.advise.soci import soci_notes, soci_settings
 from fastload_common.errors import ConfigError
@@ -54,6 +54,7 @@ def advise(
     tensor_parallel: int,
     places: Places,
     rates: Rates,
+    store: Store = Store.S3,
 ) -> Advice:
     """Choose the settings and reckon the seconds.
 
@@ -61,6 +62,7 @@ def advise(
         model_bytes: all weight files; None: nothing is said about loading.
         image: None: SOCI's settings without the image's own, and no seconds for it.
         tensor_parallel: ranks on the node.
+        store: where the model is.
 
     Raises:
         ConfigError: no bytes, no ranks, or more ranks than GPUs.
@@ -74,14 +76,18 @@ def advise(
     if image is not None:
         phases += image_phases(image, machine, rates, **_limits(soci))
     if model_bytes is not None:
-        own = own_settings(model_bytes, machine, tensor_parallel, places, rates)
+        own = own_settings(model_bytes, machine, tensor_parallel, places, rates, store)
         runai = runai_settings(model_bytes, tensor_parallel)
         keeps = any(setting.name.endswith("NODE_CACHE") and setting.value for setting in own)
-        phases += model_phases(model_bytes, machine, rates, ranks=tensor_parallel, node_cache=keeps)
-        notes += own_notes(model_bytes, machine) + runai_notes(model_bytes, machine)
+        phases += model_phases(
+            model_bytes, machine, rates, ranks=tensor_parallel, node_cache=keeps, store=store
+        )
+        notes += own_notes(model_bytes, machine, store) + runai_notes(model_bytes, machine)
+        if store is Store.REGISTRY:
+            notes.append("Run:ai's streamer reads no registry: its settings are for a copy in S3")
     notes += soci_notes(image, machine)
-    notes += _slow_disk(phases)
-    return Advice(own, runai, soci, tuple(phases), _totals(phases), tuple(notes))
+    notes += _slow_disk(phases, store)
+    return Advice(own, runai, soci, tuple(phases), _totals(phases, store), tuple(notes))
 
 
 def _check(machine: Machine, model_bytes: int | None, tensor_parallel: int) -> None:
@@ -105,30 +111,31 @@ def _limits(soci: tuple[Setting, ...]) -> dict[str, int]:
     }
 
 
-def _slow_disk(phases: list[Phase]) -> list[Note]:
+def _slow_disk(phases: list[Phase], store: Store) -> list[Note]:
     seconds = {phase.name: phase.seconds for phase in phases}
-    disk_s, s3_s = seconds.get("weights, from the node's disk"), seconds.get("weights, from S3")
-    if disk_s is None or s3_s is None or disk_s <= s3_s:
+    disk_s = seconds.get("weights, from the node's disk")
+    store_s = seconds.get(f"weights, from {store}")
+    if disk_s is None or store_s is None or disk_s <= store_s:
         return []
     return [
         f"once the kernel has dropped the model, the node cache takes {disk_s:.1f} s, "
-        f"S3 {s3_s:.1f}: leave it unset if pods of one node start far apart"
+        f"{store} {store_s:.1f}: leave it unset if pods of one node start far apart"
     ]
 
 
-def _totals(phases: list[Phase]) -> tuple[Total, ...]:
+def _totals(phases: list[Phase], store: Store) -> tuple[Total, ...]:
     seconds = {phase.name: phase.seconds for phase in phases}
     ways = {
         "new node, with these settings": (
             ("image, parallel pull",),
-            ("weights, from S3",),
+            (f"weights, from {store}",),
             ("compile, from the cache",),
         ),
         "next pod of that node": (
             (
                 "weights, from the node's memory",
                 "weights, from the node's disk",
-                "weights, from S3",
+                f"weights, from {store}",
             ),
             ("compile, from the cache",),
         ),

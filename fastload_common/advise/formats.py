@@ -78,7 +78,11 @@ def al2023_user_data(soci: Sequence[Setting]) -> str:
 
 
 def shell_env(settings: Sequence[Setting]) -> str:
-    """Lines ``NAME=value`` for a shell or an ``--env-file``; what is no variable is left out."""
+    """Lines ``NAME=value`` for a shell; what is no variable is left out.
+
+    Only what a shell would take apart is quoted, so an ``--env-file``, which knows no quotes, takes
+    the usual values too.
+    """
     return "".join(f"{name}={shlex.quote(_text(value))}\n" for name, value in _variables(settings))
 
 

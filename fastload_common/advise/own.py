@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fastload_common.advise.machine import Machine
 from fastload_common.advise.rates import REQUEST_BYTES_PER_S, Rates
-from fastload_common.advise.records import Note, Setting
+from fastload_common.advise.records import Note, Setting, Store
 from fastload_common.config import OPTIONS, Settings
 from fastload_common.load.request import RankPlace
 from fastload_common.load.sizes import LoadSizes, choose_sizes
@@ -115,12 +115,17 @@ def _sizes(machine: Machine, model_bytes: int, ranks: int, settings: Settings) -
 
 
 def own_settings(
-    model_bytes: int, machine: Machine, ranks: int, places: Places, rates: Rates
+    model_bytes: int,
+    machine: Machine,
+    ranks: int,
+    places: Places,
+    rates: Rates,
+    store: Store = Store.S3,
 ) -> tuple[Setting, ...]:
     """The variables to set, and the ones to leave alone."""
     choice = load_choice(machine, model_bytes, ranks)
     return (
-        Setting("--load-format", "fastload", "weights go from the bucket into the parameters"),
+        Setting("--load-format", "fastload", f"weights go from {store.place} into the parameters"),
         _concurrency(choice, machine),
         _memory(choice, ranks),
         Setting(
@@ -128,9 +133,9 @@ def own_settings(
             "/cache/fastload",
             "configuration and tokenizer files; some MB, any writable volume (an emptyDir)",
         ),
-        _node_cache(model_bytes, machine, places, rates),
+        _node_cache(model_bytes, machine, places, rates, store),
         _compile_cache(places),
-        Setting("HF_HUB_OFFLINE", "1", "all files come from the bucket; nothing asks a hub"),
+        Setting("HF_HUB_OFFLINE", "1", f"all files come from {store.place}; nothing asks a hub"),
         Setting(
             "terminationGracePeriodSeconds",
             grace_s(),
@@ -150,13 +155,13 @@ def pod_memory_bytes(model_bytes: int, machine: Machine, ranks: int) -> int:
     return _MEMORY_SHARE * load_choice(machine, model_bytes, ranks).staging_bytes
 
 
-def own_notes(model_bytes: int, machine: Machine) -> tuple[Note, ...]:
+def own_notes(model_bytes: int, machine: Machine, store: Store = Store.S3) -> tuple[Note, ...]:
     """What is unusual about this model on this machine."""
     notes = []
     if 0 < machine.nvme_bytes < model_bytes * _CACHE_ROOM:
         notes.append(
             f"the local disks ({format_size(machine.nvme_bytes)}) do not hold the model "
-            f"({format_size(model_bytes)}) and room for another: each start reads from S3"
+            f"({format_size(model_bytes)}) and room for another: each start reads from {store}"
         )
     if machine.network_cards > 1:
         notes.append(
@@ -194,14 +199,18 @@ def stays_in_memory(model_bytes: int, machine: Machine) -> bool:
     return model_bytes <= machine.memory_bytes // 2
 
 
-def _node_cache(model_bytes: int, machine: Machine, places: Places, rates: Rates) -> Setting:
+def _node_cache(
+    model_bytes: int, machine: Machine, places: Places, rates: Rates, store: Store
+) -> Setting:
     name = _VARIABLES["node_cache"]
     if machine.nvme_bytes < model_bytes * _CACHE_ROOM:
         return Setting(name, None, "no local disk that holds the model: it would be on EBS")
     disk = rates.disk_bytes_per_s(machine)
-    speeds = f"the local disks give about {format_size(disk)}/s, S3 {_link(machine)}/s"
+    speeds = f"the local disks give about {format_size(disk)}/s, {store} {_link(machine)}/s"
     if disk < machine.link_bytes_per_s and not stays_in_memory(model_bytes, machine):
-        return Setting(name, None, f"{speeds}, and memory does not hold the model: S3 is faster")
+        return Setting(
+            name, None, f"{speeds}, and memory does not hold the model: {store} is faster"
+        )
     where = (
         "from the kernel's memory as long as it is there"
         if disk < machine.link_bytes_per_s

@@ -8,7 +8,7 @@ image, containerd alone   D = max(all / min(3 connections, link), largest layer 
                           U = all layers one after the other; max(D + u, U), u the largest layer's
 image, parallel           D = all / min(connections, link); U = layers over so many unpackers, the
                           largest first, at least unpacked / disk; max(D + u, U)
-weights from S3           model / min(link, requests * rate of one, vCPUs * rate of one)
+weights from the store    model / min(link, requests * rate of one, vCPUs * rate of one)
 weights from the node     model / min(disk, vCPUs * memory rate); from its memory without the disk
 compile                   as assumed; with a hit 1 s + bundle / link
 ========================  ==========================================================================
@@ -24,7 +24,7 @@ from fastload_common.advise.image import LARGE_LAYER_BYTES, Image
 from fastload_common.advise.machine import Machine
 from fastload_common.advise.own import load_choice, stays_in_memory
 from fastload_common.advise.rates import Rates
-from fastload_common.advise.records import Phase
+from fastload_common.advise.records import Phase, Store
 from fastload_common.units import MIB, format_size
 
 __all__ = ["image_phases", "model_phases"]
@@ -120,21 +120,32 @@ def _makespan(layers: list[int], unpackers: int) -> float:
 
 
 def model_phases(
-    model_bytes: int, machine: Machine, rates: Rates, *, ranks: int, node_cache: bool
+    model_bytes: int,
+    machine: Machine,
+    rates: Rates,
+    *,
+    ranks: int,
+    node_cache: bool,
+    store: Store = Store.S3,
 ) -> tuple[Phase, ...]:
-    """The weights and the compile: from S3, and from the node where it keeps them.
+    """The weights and the compile: from the store, and from the node where it keeps them.
 
     Args:
         node_cache: whether the node's disk holds the model.
     """
     connections = load_choice(machine, model_bytes, ranks).connections
+    request = (
+        rates.registry_connection_bytes_per_s
+        if store is Store.REGISTRY
+        else rates.s3_request_bytes_per_s
+    )
     phases = [
         _slowest(
-            "weights, from S3",
+            f"weights, from {store}",
             model_bytes,
             {
                 "the link": machine.link_bytes_per_s,
-                f"{connections} requests": connections * rates.s3_request_bytes_per_s,
+                f"{connections} requests": connections * request,
                 f"{machine.vcpus} vCPUs": machine.vcpus * rates.tls_bytes_per_s_of_cpu,
             },
         )

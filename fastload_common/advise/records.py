@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-__all__ = ["Note", "Phase", "Setting", "Value"]
+__all__ = ["Note", "Phase", "Setting", "Store", "Value"]
 
 Value = str | int | bool
 
 Note = str
 """One sentence on what the numbers do not say, or what is unusual."""
+
+
+class Store(StrEnum):
+    """Where a model is, as it is called in sentences."""
+
+    S3 = "S3"
+    REGISTRY = "the registry"
+
+    @property
+    def place(self) -> str:
+        """What holds the files there."""
+        return "the bucket" if self is Store.S3 else str(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,8 @@ def advise(
     """Print settings for a model, an image and a machine, why, and the seconds to expect."""
     from fastload_common.advise import advice as advices
     from fastload_common.advise.rates import rates_with
+    from fastload_common.advise.records import Store
+    from fastload_common.source.oci_reference import is_oci_uri
 
     machine = _machine(instance_type, vcpus, memory, gbps, network_cards, nvme, gpus)
     rates = rates_with(parse_assignments(assume))
@@ -123,6 +125,7 @@ def advise(
         tensor_parallel=tp,
         places=_places(node_directory, compile_prefix),
         rates=rates,
+        store=Store.REGISTRY if is_oci_uri(uri or "") else Store.S3,
     )
     facts = _facts(uri, model_bytes, found_image, machine, asdict(rates))
     if as_json:

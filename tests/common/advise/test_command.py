@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,58 @@ def test_node_files_and_variables(run: Any) -> None:
     assert {item["name"]: item["value"] for item in listed} == variables
     assert variables["FASTLOAD_COMPILE_CACHE"] == "/node/compile"
     assert variables["FASTLOAD_NODE_CACHE"] == "/node/ranges"
+
+
+@pytest.mark.parametrize("directory", ["/node", '/node disk/it\'s "$HOME" `id` #1;*&\\', "/a\nb"])
+def test_variables_are_what_a_shell_reads(run: Any, tmp_path: Path, directory: str) -> None:
+    prefix = "s3://cache/with space"
+    arguments = ("--model-size", "67GiB", *MACHINE, "--node-directory", directory)
+    file = tmp_path / "fastload env.sh"
+    file.write_text(run(*arguments, "--compile-prefix", prefix, "--format", "env"))
+    script = 'set -eua; . "$1"; printf "%s\\0%s" "$FASTLOAD_NODE_CACHE" "$FASTLOAD_COMPILE_CACHE"'
+    said = subprocess.run(
+        ["sh", "-c", script, "sh", str(file)], capture_output=True, text=True, check=True
+    )
+    expected = [f"{directory}/ranges", f"{directory}/compile,{prefix}"]
+    assert said.stdout.split("\0") == expected
+    assert said.stderr == ""
+
+
+def test_usual_values_stand_without_quotes(run: Any) -> None:
+    """Such a file serves as an --env-file too, which knows no quotes."""
+    prefix = ("--compile-prefix", "s3://compile-cache/prod-1/a_b")
+    for loader in ("fastload", "runai"):
+        found = run("--model-size", "67GiB", *MACHINE, *prefix, "--format", "env", "--for", loader)
+        assert found
+        assert not set("'\"\\$`") & set(found)
+
+
+def test_a_model_in_a_registry_does_not_come_from_s3(run: Any) -> None:
+    """Sizes are given, so nothing is asked; the URI says where the model is."""
+    for uri in ("oci://registry.example/m:v1", "OCI://registry.example/m:v1"):
+        for size, kind in (("67GiB", MACHINE), ("230GB", ("--instance-type", "g5.xlarge"))):
+            found = json.loads(run(uri, "--model-size", size, *kind, "--json"))
+            own = " ".join(setting["why"] for setting in found["fastload"])
+            phases = [phase["name"] for phase in found["phases"]]
+            assert "weights, from the registry" in phases
+            assert "weights, from S3" not in phases
+            assert "from the registry into the parameters" in own
+            assert "bucket" not in own
+            (streamer,) = [note for note in found["notes"] if "Run:ai's streamer reads no" in note]
+            # The compile cache is in S3 all the same.
+            others = [note for note in found["notes"] if note != streamer]
+            assert "S3" not in " ".join(others)
+            assert "S3" not in own.replace("nodes take it from S3", "")
+
+
+def test_the_registrys_rate_decides_from_a_registry(run: Any) -> None:
+    machine = ("--vcpus", "512", "--memory", "64GiB", "--gbps", "1000")
+    rates = ("--assume", "registry_connection_bytes_per_s=1MB")
+    seconds = {}
+    for uri in ("oci://registry.example/m:v1", "s3://models/m"):
+        found = json.loads(run(uri, "--model-size", "8GiB", *machine, *rates, "--json"))
+        seconds[uri[:3]] = next(p["seconds"] for p in found["phases"] if "weights" in p["name"])
+    assert seconds["oci"] > 10 * seconds["s3:"]
 
 
 def test_a_manifest_from_standard_input(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
