@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 import tomllib
 from collections.abc import Iterator
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from fastload_common.advise.own import grace_s, pod_memory_bytes
 from fastload_common.advise.soci import soci_settings
 from fastload_common.cli.main import app
 from fastload_common.config import OPTIONS, load_settings
+from fastload_common.source.oci_credentials import find_credential
 from fastload_common.units import GIB, parse_size
 from tests.examples.manifests import (
     BUILDS,
@@ -114,6 +117,39 @@ def test_every_path_is_on_a_volume_that_is_meant_for_it(directory: str, engine: 
     assert "hostPath" in volume(compile_cache[0])
     assert "secret" in volume(environ["FASTLOAD_COMPILE_CACHE_SIGNING_KEY_FILE"])
     assert "hostPath" in volume(environ["FASTLOAD_NODE_CACHE"])
+
+
+@pytest.mark.parametrize(
+    ("directory", "kind", "name"),
+    [
+        *((directory, "Deployment", "vllm") for directory in OVERLAYS),
+        ("pvc", "StatefulSet", "vllm-pvc"),
+        ("publish", "Job", "fastload-publish"),
+    ],
+)
+def test_a_pull_secret_is_where_fastload_looks(
+    directory: str, kind: str, name: str, tmp_path: Path
+) -> None:
+    pod = pod_of(find(build(directory), kind, name)) or {}
+    (container,) = pod["containers"]
+    (secret,) = [volume for volume in pod["volumes"] if volume["name"] == "registry"]
+    (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "registry"]
+    assert secret["secret"] == {"secretName": "fastload-registry", "optional": True}
+    environ = next(
+        environ
+        for what, environ in environments()
+        if what == f"{directory} {kind} {container['name']}"
+    )
+    assert environ["DOCKER_CONFIG"] == mount["mountPath"]
+    # Kubernetes' own type of Secret has this one key. Without the Secret the directory is empty.
+    given = {"DOCKER_CONFIG": str(tmp_path), "HOME": str(tmp_path / "home")}
+    assert find_credential("registry.example", "models/m", given) is None
+    auth = base64.b64encode(b"user:token").decode()
+    auths = {"auths": {"registry.example": {"auth": auth}}}
+    (tmp_path / ".dockerconfigjson").write_text(json.dumps(auths))
+    found = find_credential("registry.example", "models/m", given)
+    assert found is not None
+    assert (found.user, found.password) == ("user", "token")
 
 
 def test_what_is_published_goes_where_the_others_look() -> None:
