@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["cpu_s", "descendants", "memory_bytes"]
+__all__ = ["cpu_s", "descendants", "memory_bytes", "process_cpu_s"]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # clock_getcpuclockid(3): the clock of another process's CPU time, in ns, ended threads included.
@@ -32,7 +32,7 @@ def cpu_s() -> float:
     """User and system seconds of this process and of all its descendants, alive or waited for."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     own_s = sum(usage.ru_utime + usage.ru_stime for usage in usages)
-    return own_s + sum(_process_cpu_s(pid) for pid in descendants(os.getpid()))
+    return own_s + sum(process_cpu_s(pid) for pid in descendants(os.getpid()))
 
 
 def memory_bytes(pid: int) -> int:
@@ -51,7 +51,8 @@ def memory_bytes(pid: int) -> int:
     return private + max(shared, sum(files.values()))
 
 
-def _process_cpu_s(pid: int) -> float:
+def process_cpu_s(pid: int) -> float:
+    """User and system seconds of a process, and of its children that it has waited for."""
     try:
         alive_s = time.clock_gettime((~pid << 3) | _PROCESS_CLOCK)
     except OSError:

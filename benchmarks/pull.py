@@ -1,12 +1,18 @@
-"""`fastload pull` of an image beside `skopeo copy` and `umoci raw unpack`.
+"""`fastload pull` of an image beside `skopeo copy` and `umoci raw unpack`, and containerd's `ctr`.
 
-    python -m benchmarks.pull [--json] [--quick] [--scale 0.25]
+    python -m benchmarks.pull [--json] [--quick] [--scale 0.25] [--rounds 3]
 
-A registry (Debian's docker-registry) on loopback that gives each connection 60 MB/s at most. The
-image unpacks to 2 GiB in 10 layers, all gzip; two of them are 40 % of it each, of files that
-compress by half; the others are many small files. Cold start of every program, fresh directories,
-one after the other. The bars: wall time at most 0.5 of the two peers together, peak memory of the
-process and its children at most 256 MiB, and the trees equal.
+A registry (Debian's docker-registry) on loopback behind a proxy that gives each connection, whose
+ever it is, 60 MB/s at most. The image unpacks to 2 GiB in 10 layers, all gzip; two of them are 40 %
+of it each, of files that compress by half; the others are many small files. Cold start of every
+program, fresh directories, one after the other; `ctr images pull` asks a private containerd that
+runs already and has nothing yet, as a node's does. In each round what was unpacked is compared.
+
+Then fastload alone at the extremes of its settings, with this image, with zstd layers of 32 MiB
+windows and with one of 2,000 layers.
+
+The bars: wall time at most 0.5 of skopeo and umoci together, peak memory of the process and its
+children at most 256 MiB, and the trees equal. The ratio to ctr is beside it, without a bar.
 """
 
 from __future__ import annotations
@@ -15,13 +21,11 @@ import dataclasses
 import hashlib
 import json
 import os
-import random
 import resource
 import shutil
 import statistics
 import subprocess
 import sys
-import tarfile
 import tempfile
 import threading
 import time
@@ -29,86 +33,43 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cost import memory_bytes
+from benchmarks.containerd import Containerd, containerd, why_absent
+from benchmarks.cost import memory_bytes, process_cpu_s
 from benchmarks.paced import paced
 from benchmarks.plots import Panel
+from benchmarks.pull_images import MANY_LAYERS, make_image, push_many, push_windows
 from benchmarks.results import Bar, finish, options_of
 from fastload_common.testing.registry_server import RegistryServer, missing_programs
-from fastload_common.units import GIB, KIB, MIB
+from fastload_common.units import MIB
 
-__all__ = ["make_image"]
-
-IMAGE_BYTES = 2 * GIB
-LAYERS, LARGE, LARGE_SHARE = 10, 2, 0.4
 CONNECTION_BYTES_PER_S = 60_000_000
 WALL_BAR, MEMORY_BAR_MIB = 0.5, 256.0
 SAMPLE_EVERY_S = 0.05
-REPOSITORY = "bench/image"
+REPOSITORY, WINDOWS, MANY = "bench/image", "bench/windows", "bench/many"
 
-# Settings at which memory must be as small, with names for the table.
-EXTREMES = {
-    "256 downloads, 64 unpacks": {
-        "max_concurrent_downloads_per_image": "256",
-        "max_concurrent_unpacks_per_image": "64",
-    },
-    "chunks of 1 GiB": {
-        "concurrent_download_chunk_size": "1GiB",
-        "max_concurrent_downloads_per_image": "32",
-    },
-    "chunks of 256 KiB": {"concurrent_download_chunk_size": "256KiB"},
+# What takes most of each.
+_ALL = {
+    "max_concurrent_downloads_per_image": "512",
+    "concurrent_download_chunk_size": "1GiB",
+    "max_concurrent_unpacks_per_image": "64",
 }
-
-
-def make_image(layout: Path, scale: float) -> int:
-    """Make an image with umoci; the bytes that it unpacks to."""
-    _run("umoci", "init", "--layout", str(layout))
-    _run("umoci", "new", "--image", f"{layout}:latest")
-    total_bytes = 0
-    for number in range(LAYERS):
-        share = LARGE_SHARE if number < LARGE else (1 - LARGE * LARGE_SHARE) / (LAYERS - LARGE)
-        size_bytes = int(IMAGE_BYTES * scale * share)
-        # Not beside each other, as in real images.
-        large = number < LARGE
-        with tempfile.NamedTemporaryFile(dir=layout.parent, suffix=".tar") as stream:
-            with tarfile.open(fileobj=stream, mode="w") as made:
-                total_bytes += _fill(made, number, size_bytes, 64 * MIB if large else 40 * KIB)
-            stream.flush()
-            _run("umoci", "raw", "add-layer", "--image", f"{layout}:latest", stream.name)
-    return total_bytes
-
-
-def _fill(made: tarfile.TarFile, number: int, size_bytes: int, file_bytes: int) -> int:
-    noise = random.Random(number)
-    block = noise.randbytes(MIB)
-    left_bytes, count = size_bytes, 0
-    directory = tarfile.TarInfo(f"layer{number}")
-    directory.type, directory.mode = tarfile.DIRTYPE, 0o755
-    made.addfile(directory)
-    while left_bytes > 0:
-        info = tarfile.TarInfo(f"layer{number}/d{count % 97}/file{count}")
-        info.size = min(file_bytes, left_bytes)
-        made.addfile(info, _Content(noise, block, info.size))  # type: ignore[arg-type]
-        left_bytes -= info.size
-        count += 1
-    return size_bytes
-
-
-class _Content:
-    """Half noise that is new each time, half a repetition."""
-
-    def __init__(self, noise: random.Random, block: bytes, size_bytes: int) -> None:
-        self._noise = noise
-        self._block = block
-        self._left_bytes = size_bytes
-
-    def read(self, size_bytes: int) -> bytes:
-        size_bytes = min(size_bytes, self._left_bytes)
-        self._left_bytes -= size_bytes
-        parts = []
-        for _ in range(0, size_bytes, 4 * KIB):
-            at = self._noise.randrange(len(self._block) - 4 * KIB)
-            parts.append(self._noise.randbytes(2 * KIB) + self._block[at : at + 16] * 128)
-        return b"".join(parts)[:size_bytes]
+# Settings at which memory must be as small, with names for the table, and the image of each.
+EXTREMES: dict[str, tuple[str, dict[str, str]]] = {
+    "512 downloads, 64 unpacks, chunks of 1 GiB": (REPOSITORY, _ALL),
+    "512 downloads, 64 unpacks": (
+        REPOSITORY,
+        {name: _ALL[name] for name in _ALL if name != "concurrent_download_chunk_size"},
+    ),
+    "chunks of 1 GiB": (
+        REPOSITORY,
+        {"concurrent_download_chunk_size": "1GiB", "max_concurrent_downloads_per_image": "32"},
+    ),
+    "chunks of 256 KiB": (REPOSITORY, {"concurrent_download_chunk_size": "256KiB"}),
+    "zstd windows of 32 MiB": (WINDOWS, {}),
+    "zstd windows of 32 MiB, all of these": (WINDOWS, _ALL),
+    f"{MANY_LAYERS:,} layers": (MANY, {}),
+    f"{MANY_LAYERS:,} layers, all of these": (MANY, _ALL),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,19 +81,26 @@ class Measured:
     cpu_s: float
 
 
-def measure(command: list[str], environ: dict[str, str] | None = None) -> Measured:
-    """Run a program and look at the memory of it and its children all the while."""
+def measure(
+    command: list[str], environ: dict[str, str] | None = None, daemon: int | None = None
+) -> Measured:
+    """Run a program and look at the memory of it and its children all the while.
+
+    Args:
+        daemon: a process that works for it; what it and its children take counts too.
+    """
     peak_bytes = 0
-    begun_s, before_s = time.monotonic(), _children_cpu_s()
+    begun_s, before_s = time.monotonic(), _cpu_s(daemon)
     with subprocess.Popen(
         command, env={**os.environ, **(environ or {})}, stdout=subprocess.DEVNULL
     ) as run:
         over = threading.Event()
+        pids = [run.pid] if daemon is None else [run.pid, daemon]
 
         def look() -> None:
             nonlocal peak_bytes
             while not over.wait(SAMPLE_EVERY_S):
-                peak_bytes = max(peak_bytes, memory_bytes(run.pid))
+                peak_bytes = max(peak_bytes, sum(memory_bytes(pid) for pid in pids))
 
         watch = threading.Thread(target=look)
         watch.start()
@@ -142,29 +110,32 @@ def measure(command: list[str], environ: dict[str, str] | None = None) -> Measur
         watch.join()
     if status:
         raise RuntimeError(f"{command[0]} ended with {status}")
-    return Measured(wall_s, peak_bytes / MIB, _children_cpu_s() - before_s)
+    return Measured(wall_s, peak_bytes / MIB, _cpu_s(daemon) - before_s)
 
 
-def _children_cpu_s() -> float:
-    """Of children that have ended, and of theirs."""
+def _cpu_s(daemon: int | None) -> float:
+    """Of children that have ended and of theirs, and of a daemon that has not."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+    return usage.ru_utime + usage.ru_stime + (process_cpu_s(daemon) if daemon else 0.0)
 
 
-def one_round(place: Path, host: str, environ: dict[str, str]) -> dict[str, Any]:
-    """Both ways, into fresh directories."""
+def one_round(place: Path, host: str, environ: dict[str, str], ctr: bool) -> dict[str, Any]:
+    """Each way, into fresh directories."""
     layout, theirs, mine = place / "layout", place / "umoci", place / "fastload"
     source = f"docker://{host}/{REPOSITORY}:latest"
     copied = measure(
         ["skopeo", "copy", "--quiet", "--src-tls-verify=false", source, f"oci:{layout}:latest"]
     )
     unpacked = measure(["umoci", "raw", "unpack", "--image", f"{layout}:latest", str(theirs)])
-    pulled = measure(fastload(host, mine), environ)
-    equal = digest_of(mine) == digest_of(theirs)
-    for path in (layout, theirs, mine):
-        shutil.rmtree(path)
+    shutil.rmtree(layout)
+    expected = digest_of(theirs)
+    shutil.rmtree(theirs)
+    by_ctr = ctr_round(place, host, expected) if ctr else {}
+    pulled = measure(fastload(f"{host}/{REPOSITORY}", mine), environ)
+    equal = digest_of(mine) == expected
+    shutil.rmtree(mine)
     peers_s = copied.wall_s + unpacked.wall_s
-    return {
+    found = {
         "skopeo_s": round(copied.wall_s, 3),
         "umoci_s": round(unpacked.wall_s, 3),
         "fastload_s": round(pulled.wall_s, 3),
@@ -176,14 +147,33 @@ def one_round(place: Path, host: str, environ: dict[str, str]) -> dict[str, Any]
         "umoci_mib": round(unpacked.peak_mib, 1),
         "equal": equal,
     }
+    if by_ctr:
+        found |= by_ctr
+        found["ctr_ratio"] = round(pulled.wall_s / by_ctr["ctr_s"], 4)
+    return found
 
 
-def fastload(host: str, destination: Path, settings: dict[str, str] | None = None) -> list[str]:
-    """The command line."""
+def ctr_round(place: Path, host: str, expected: str) -> dict[str, Any]:
+    """`ctr images pull` by a fresh daemon; what it took, the daemon's part included."""
+    with containerd(place) as daemon:
+        reference = f"{host}/{REPOSITORY}:latest"
+        pulled = measure(daemon.pull(reference), daemon=daemon.pid)
+        return {
+            "ctr_s": round(pulled.wall_s, 3),
+            "ctr_cpu_s": round(pulled.cpu_s, 3),
+            "ctr_mib": round(pulled.peak_mib, 1),
+            "ctr_equal": tree_of(daemon, reference, place) == expected,
+            "ctr_snapshotter": daemon.snapshotter,
+            "ctr_version": daemon.version,
+        }
+
+
+def fastload(image: str, destination: Path, settings: dict[str, str] | None = None) -> list[str]:
+    """The command line for an image of a registry."""
     command = [sys.executable, "-m", "fastload_common.cli.main", "pull", "--json"]
     for name, value in (settings or {}).items():
         command += ["--set", f"{name}={value}"]
-    return [*command, f"oci://{host}/{REPOSITORY}:latest", str(destination)]
+    return [*command, f"oci://{image}:latest", str(destination)]
 
 
 def digest_of(root: Path) -> str:
@@ -200,7 +190,15 @@ def digest_of(root: Path) -> str:
     return found.hexdigest()
 
 
-def run(scale: float, rounds: int) -> Iterator[dict[str, Any]]:
+def tree_of(daemon: Containerd, reference: str, place: Path) -> str:
+    """The digest of the tree that a containerd has unpacked."""
+    mounted = place / "ctr"
+    code = "import sys; from pathlib import Path; from benchmarks.pull import digest_of; "
+    code += "print(digest_of(Path(sys.argv[1])))"
+    return daemon.within(reference, mounted, [sys.executable, "-c", code, str(mounted)]).strip()
+
+
+def run(scale: float, rounds: int, *, ctr: bool) -> Iterator[dict[str, Any]]:
     """One row for each round, and one for each of the extreme settings."""
     with tempfile.TemporaryDirectory(prefix="fastload-bench-") as name:
         place = Path(name)
@@ -208,18 +206,23 @@ def run(scale: float, rounds: int) -> Iterator[dict[str, Any]]:
         with RegistryServer(None, auth=False) as registry:
             registry.push_image(place / "image", REPOSITORY, "latest")
             shutil.rmtree(place / "image")
+            sizes = {
+                REPOSITORY: size_bytes,
+                WINDOWS: push_windows(registry, WINDOWS, scale),
+                MANY: push_many(registry, MANY, MANY_LAYERS),
+            }
             with paced(registry.host, CONNECTION_BYTES_PER_S) as host:
                 environ = {"FASTLOAD_OCI_PLAIN_HTTP": host, "FASTLOAD_PROGRESS": "off"}
                 for number in range(rounds):
                     row = {"what": f"round {number}", "bytes": size_bytes}
-                    yield row | one_round(place, host, environ)
-                for what, settings in EXTREMES.items():
+                    yield row | one_round(place, host, environ, ctr)
+                for what, (image, settings) in EXTREMES.items():
                     destination = place / "extreme"
-                    found = measure(fastload(host, destination, settings), environ)
+                    found = measure(fastload(f"{host}/{image}", destination, settings), environ)
                     shutil.rmtree(destination)
                     yield {
                         "what": what,
-                        "bytes": size_bytes,
+                        "bytes": sizes[image],
                         "fastload_s": round(found.wall_s, 3),
                         "fastload_mib": round(found.peak_mib, 1),
                     }
@@ -230,11 +233,31 @@ def panels(found: dict[str, Any]) -> list[Panel]:
     names = {
         "skopeo copy": "skopeo_s",
         "umoci raw unpack": "umoci_s",
+        "ctr images pull": "ctr_s",
         "fastload pull": "fastload_s",
     }
-    values = {n: statistics.median([row[key] for row in rows]) for n, key in names.items()}
+    here = {name: key for name, key in names.items() if all(key in row for row in rows)}
+    values = {n: statistics.median([row[key] for row in rows]) for n, key in here.items()}
+    why = found.get("absent", {}).get("ctr")
+    absent = {"ctr images pull": why} if why else {}
     title = "an image of 10 layers, 60 MB/s for each connection"
-    return [Panel(title, "seconds", {"wall time": values}, {}, {}, tuple(names))]
+    memory = {row["what"]: row["fastload_mib"] for row in found["rows"]}
+    return [
+        Panel(title, "seconds", {"wall time": values}, {}, absent, tuple(names)),
+        Panel("peak memory of fastload pull", "MiB", {"fastload": memory}, {"bar": MEMORY_BAR_MIB}),
+    ]
+
+
+def bars_of(rows: list[dict[str, Any]]) -> list[Bar]:
+    """The verdicts. The memory's names where it was the most."""
+    compared = [row for row in rows if "ratio" in row]
+    ratio = statistics.median([row["ratio"] for row in compared])
+    worst = max(rows, key=lambda row: float(row["fastload_mib"]))
+    return [
+        Bar("wall of skopeo and umoci", ratio, WALL_BAR),
+        Bar(f"peak MiB at any setting ({worst['what']})", worst["fastload_mib"], MEMORY_BAR_MIB),
+        Bar("trees that differ", float(sum(not row["equal"] for row in compared)), 0.0),
+    ]
 
 
 def main() -> int:
@@ -244,25 +267,22 @@ def main() -> int:
     if lacks := missing_programs("docker-registry", "skopeo", "umoci"):
         print(json.dumps({"absent": lacks}) if options.json else lacks)
         return 0
+    absent = why_absent()
+    scale = options.scale * (0.25 if options.quick else 1)
     rows = []
-    for row in run(options.scale * (0.25 if options.quick else 1), options.rounds):
+    for row in run(scale, options.rounds, ctr=not absent):
         rows.append(row)
         if not options.json:
             print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
-    compared = [row for row in rows if "ratio" in row]
-    bars = [
-        Bar(
-            "wall of skopeo and umoci", statistics.median([r["ratio"] for r in compared]), WALL_BAR
-        ),
-        Bar("peak MiB at any setting", max(r["fastload_mib"] for r in rows), MEMORY_BAR_MIB),
-        Bar("trees that differ", float(sum(not row["equal"] for row in compared)), 0.0),
-    ]
-    found = {"benchmark": "pull", "rows": rows, "scale": options.scale}
+    ratios = [row["ctr_ratio"] for row in rows if "ctr_ratio" in row]
+    found: dict[str, Any] = {"benchmark": "pull", "rows": rows, "scale": scale}
+    found["ctr_ratio"] = statistics.median(ratios) if ratios else None
+    if absent:
+        found["absent"] = {"ctr": absent}
+    if not options.json:
+        print(f"wall of ctr: {found['ctr_ratio']} (no bar)" if ratios else f"no ctr: {absent}")
+    bars = bars_of(rows)
     return finish("pull", found, bars, panels, as_json=options.json, directory=directory)
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
 
 
 if __name__ == "__main__":
