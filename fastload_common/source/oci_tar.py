@@ -1,7 +1,8 @@
 """Where the files of an uncompressed tar lie: its headers are read by range, its data is not.
 
 Takes what the common writers make: POSIX (pax), GNU and the older form. Everything comes from
-anybody: a damaged or odd archive is an error, never a wrong place.
+anybody: a damaged or odd archive is an error, never a wrong place; what `fastload pull` refuses by
+its name, or as cut off, is refused here by the same errors.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from fastload_common.errors import SourceError
+from fastload_common.errors import ArchiveInvalidError, ArchiveUnsafeError, SourceError
 from fastload_common.units import KIB, MIB
 
 __all__ = ["EntryKind", "TarEntry", "TarIndex", "read_tar_index"]
@@ -23,6 +24,7 @@ _LONGEST_NAME_BYTES = 64 * KIB
 _LONGEST_PATH = 4096
 _LARGEST_PAX_BYTES = 1 * MIB
 _MOST_ENTRIES = 1_000_000
+_HARM = "the archive is damaged, or was made to harm"
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -71,7 +73,9 @@ def read_tar_index(read: Callable[[int, int], bytes], size_bytes: int, what: str
         what: names it in messages.
 
     Raises:
-        SourceError: it is no tar, a compressed or damaged one, or holds what cannot be read so.
+        SourceError: it could not be read, or not by range: compressed, with sparse files.
+        ArchiveInvalidError: no tar, or a damaged one, or cut off.
+        ArchiveUnsafeError: a name leads out of it.
     """
     return list(_Reader(read, size_bytes, what).entries())
 
@@ -89,9 +93,15 @@ class _Reader:
         position, count = 0, 0
         overrides: dict[str, str] = {}
         common: dict[str, str] = {}
-        while position + _BLOCK <= self._size_bytes:
+        while position < self._size_bytes:
+            if position + _BLOCK > self._size_bytes:
+                raise self._invalid("is cut off within a header", position)
             block = self._bytes(position, _BLOCK)
             if not any(block):
+                if overrides:
+                    raise self._invalid(
+                        "ends after an extended header, without its entry", position
+                    )
                 return  # the end; what may follow is padding
             self._check(block, position)
             kind = block[156:157]
@@ -116,6 +126,9 @@ class _Reader:
                 size_bytes = entry.size_bytes
                 yield entry
             position = data + -(-size_bytes // _BLOCK) * _BLOCK
+        # The padding after the last file may be missing, as umoci leaves it out: no byte is lost.
+        if overrides:
+            raise self._invalid("is cut off after an extended header, without its entry", position)
 
     def _entry(self, block: bytes, kind: bytes, fields: dict[str, str], position: int) -> TarEntry:
         if kind == b"S" or any(key.startswith("GNU.sparse") for key in fields):
@@ -124,7 +137,7 @@ class _Reader:
         if "size" in fields:
             text = fields["size"]
             if not (text.isascii() and text.isdigit() and len(text) < 20):
-                raise self._fault("has a damaged size", position)
+                raise self._invalid("has a damaged size", position)
             size_bytes = int(text)
         name = fields.get("path")
         if name is None:
@@ -142,21 +155,25 @@ class _Reader:
             size_bytes = 0
         start = position + _BLOCK
         if start + size_bytes > self._size_bytes:
-            raise self._fault("ends in the middle of a file", position)
+            raise self._invalid("ends in the middle of a file", position)
         return TarEntry(self._path(name, position), what, start, size_bytes, target)
 
     def _path(self, name: str, position: int) -> tuple[str, ...]:
         parts = tuple(part for part in name.split("/") if part not in ("", "."))
         if len(name) > _LONGEST_PATH:
-            raise self._fault("has a name that is longer than any file system takes", position)
-        if ".." in parts or "\0" in name:
-            raise self._fault(f"names a file outside of it: {name[:100]!r}", position)
+            raise self._invalid("has a name that is longer than any file system takes", position)
+        if "\0" in name:
+            raise self._invalid(f"has a name with a NUL: {name[:100]!r}", position)
+        if name.startswith("/"):
+            raise self._unsafe(f"has an absolute name: {name[:100]!r}", position)
+        if ".." in parts:
+            raise self._unsafe(f"names a file outside of it: {name[:100]!r}", position)
         return parts
 
     def _extension(self, kind: bytes, start: int, size_bytes: int) -> bytes:
         limit_bytes = _LARGEST_PAX_BYTES if kind in b"xg" else _LONGEST_NAME_BYTES
         if size_bytes > limit_bytes or start + size_bytes > self._size_bytes:
-            raise self._fault(f"has a header of {size_bytes} bytes", start)
+            raise self._invalid(f"has a header of {size_bytes} bytes", start)
         return self._bytes(start, size_bytes) if size_bytes else b""
 
     def _pax(self, text: bytes, position: int) -> dict[str, str]:
@@ -165,12 +182,12 @@ class _Reader:
         while text:
             length, space, _ = text.partition(b" ")
             if not space or not length.isdigit() or len(length) > 8:
-                raise self._fault("has a damaged extended header", position)
+                raise self._invalid("has a damaged extended header", position)
             size_bytes = int(length)
             record = text[len(length) + 1 : size_bytes]
             key, equals, value = record.partition(b"=")
             if size_bytes > len(text) or not record.endswith(b"\n") or not equals or not key:
-                raise self._fault("has a damaged extended header", position)
+                raise self._invalid("has a damaged extended header", position)
             found[_text(key)] = _text(value[:-1])
             text = text[size_bytes:]
         return found
@@ -185,20 +202,20 @@ class _Reader:
             for magic, name in _COMPRESSED.items():
                 if block.startswith(magic):
                     raise self._fault(f"is compressed with {name}, whatever its type says", 0)
-        raise self._fault("is no tar, or a damaged one", position)
+        raise self._invalid("is no tar, or a damaged one", position)
 
     def _number(self, text: bytes, position: int) -> int:
         if text[0] & 0x80:  # base 256, for what octal digits cannot hold
             if text[0] != 0x80:
-                raise self._fault("has a negative size", position)
+                raise self._invalid("has a negative size", position)
             value = int.from_bytes(text[1:], "big")
         else:
             digits = text.split(b"\0", 1)[0].strip()
             if not all(digit in b"01234567" for digit in digits):
-                raise self._fault("has a damaged size", position)
+                raise self._invalid("has a damaged size", position)
             value = int(digits or b"0", 8)
         if value > self._size_bytes:
-            raise self._fault("holds a file that is larger than itself", position)
+            raise self._invalid("holds a file that is larger than itself", position)
         return value
 
     def _bytes(self, start: int, size_bytes: int) -> bytes:
@@ -215,6 +232,12 @@ class _Reader:
             if len(self._window) != stop - start:
                 raise self._fault("was not read whole", start)
         return self._window[start - self._start : end - self._start]
+
+    def _invalid(self, why: str, position: int) -> ArchiveInvalidError:
+        return ArchiveInvalidError(f"{self._what} {why}", hint=_HARM, offset=position)
+
+    def _unsafe(self, why: str, position: int) -> ArchiveUnsafeError:
+        return ArchiveUnsafeError(f"{self._what} {why}", hint=_HARM, offset=position)
 
     def _fault(self, why: str, position: int) -> SourceError:
         return SourceError(f"{self._what} {why}", offset=position)

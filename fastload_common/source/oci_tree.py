@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Union
 
-from fastload_common.errors import SourceError
+from fastload_common.errors import ArchiveInvalidError, SourceError
 from fastload_common.source.oci_tar import EntryKind, TarEntry
 
 __all__ = ["FileAt", "FileTree"]
@@ -43,6 +43,37 @@ _Folder = dict[str, Union["_Folder", FileAt, _Link]]
 _Node = _Folder | FileAt | _Link
 
 
+class _Names:
+    """What the entries of one archive are called, each once, as `fastload pull` has it."""
+
+    def __init__(self, uri: str, digest: str) -> None:
+        self._uri = uri
+        self._digest = digest
+        self._kinds: dict[tuple[str, ...], EntryKind] = {}
+
+    def add(self, entry: TarEntry) -> None:
+        """Refuse a name that is taken, or that lies below one of a file."""
+        path, kinds = entry.path, self._kinds
+        there = kinds.get(path)
+        if there is not None and not (there is entry.kind is EntryKind.FOLDER):
+            is_folder = EntryKind.FOLDER in (there, entry.kind)
+            why = "stands there as something else as well" if is_folder else "stands twice in it"
+            raise self._contradiction(path, why)
+        kinds[path] = entry.kind
+        # Up to the first folder that is known: those above it are, too.
+        for length in range(len(path) - 1, 0, -1):
+            above = kinds.setdefault(path[:length], EntryKind.FOLDER)
+            if above in (EntryKind.FILE, EntryKind.HARD_LINK):
+                raise self._contradiction(path, "lies below what is no folder")
+
+    def _contradiction(self, path: tuple[str, ...], why: str) -> ArchiveInvalidError:
+        return ArchiveInvalidError(
+            f"the layer {self._digest} of {self._uri} contradicts itself: "
+            f"{'/'.join(path)[:200]} {why}",
+            hint="the archive is damaged, or was made to harm",
+        )
+
+
 class FileTree:
     """Layers are added from the lowest up."""
 
@@ -59,8 +90,10 @@ class FileTree:
 
         Raises:
             SourceError: a hard link leads to nothing, or links lead in a circle.
+            ArchiveInvalidError: two entries have one name, and are not both folders.
         """
         kept = []
+        names = _Names(self._uri, digest)
         # Whiteouts are about the layers below, wherever they stand in theirs.
         for entry in entries:
             name = entry.path[-1] if entry.path else ""
@@ -73,6 +106,7 @@ class FileTree:
                 if isinstance(folder, dict):
                     folder.pop(name.removeprefix(_WHITEOUT), None)
             elif entry.path:
+                names.add(entry)
                 kept.append(entry)
         for entry in kept:
             self._add(digest, entry)
