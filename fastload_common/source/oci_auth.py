@@ -8,6 +8,7 @@ authentication, to the registry; never to a store that it redirects to.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from fastload_common.source.oci_places import Place
 
 __all__ = ["Authorizer", "Challenge", "parse_challenges"]
 
+_LOG = logging.getLogger(__name__)
 _CLIENT = "fastload"
 _TOKEN_LIMIT_BYTES = 256 * 1024
 # What the specification says where the service does not.
@@ -97,6 +99,7 @@ class Authorizer:
         self._credential: Credential | None = None
         self._has_looked = False
         self._token: _Token | None = None
+        self._told: set[str] = set()
 
     def header(self) -> str | None:
         """What to send now; None: nothing, as far as is known. May ask the token service.
@@ -248,6 +251,8 @@ class Authorizer:
         if service := challenge.parameters.get("service"):
             fields["service"] = service
         path = realm.path or "/"
+        if credential is not None:
+            self._tell_of(endpoint)
         if credential is not None and credential.identity_token:
             fields |= {
                 "grant_type": "refresh_token",
@@ -263,6 +268,14 @@ class Authorizer:
         query = "&".join(part for part in (realm.query, urlencode(fields)) if part)
         reply = self._caller.call(endpoint, f"{path}?{query}", headers, _TOKEN_LIMIT_BYTES)
         return reply, endpoint
+
+    def _tell_of(self, realm: Endpoint) -> None:
+        """Say once that another host is given the credentials, since its registry names it."""
+        host, own = realm.authority, self._place.endpoint.authority
+        if host == own or host in self._told:
+            return
+        self._told.add(host)
+        _LOG.info("the registry %s has its tokens given by %s: credentials go there", own, host)
 
 
 def _sendable(header: str | None, credential: Credential | None, **facts: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -238,6 +239,33 @@ def test_a_registry_over_tls_does_not_get_a_token_in_the_open(
     with pytest.raises(SourceError, match="from HTTPS to plain HTTP"):
         open_oci(registry).list()
     assert other.log == []
+
+
+@pytest.mark.parametrize("is_elsewhere", [True, False])
+def test_it_is_told_once_that_another_host_gets_the_credentials(
+    make_registry: Make, open_oci: Open, caplog: pytest.LogCaptureFixture, is_elsewhere: bool
+) -> None:
+    registry = make_registry(auth="bearer")
+    other = make_registry(login=False)
+    other.user, other.password, other.tokens = registry.user, registry.password, registry.tokens
+    if is_elsewhere:
+        realm = f'Bearer realm="{other.endpoint}/token",service="test"'
+
+        def send_away(asked: Asked) -> Answer | None:
+            usual = registry.usual(asked)
+            return Answer(401, headers={"WWW-Authenticate": realm}) if usual.status == 401 else None
+
+        registry.script = send_away
+    caplog.set_level(logging.INFO)
+    source = open_oci(registry)
+    read(source)
+    registry.ended.update(registry.tokens)
+    read(source)
+    assert len(registry.tokens) == 2
+    told = [one for one in caplog.messages if "credentials go there" in one]
+    assert len(told) == is_elsewhere
+    assert all(registry.host in one and other.host in one for one in told)
+    assert not [one for one in told if "/token" in one or "s3cr3t" in one]
 
 
 def test_challenges_are_parsed() -> None:
