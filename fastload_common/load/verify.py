@@ -19,7 +19,7 @@ from fastload_common.load.report import LoadReport
 from fastload_common.load.verify_object import CheckedObject, checked_object
 from fastload_common.plan.records import Chunk
 from fastload_common.ranges import ObjectId
-from fastload_common.source.base import ObjectSource
+from fastload_common.source.base import ObjectSource, TellsSenders
 
 __all__ = ["SeeStart", "Verification"]
 
@@ -44,6 +44,7 @@ class Verification:
         self._chunk_bytes = 0
         self._report = report
         self._objects: dict[ObjectId, CheckedObject | None] = {}
+        self._sources: dict[ObjectId, object] = {}
         self._fetch: Fetch | None = None
         self._read_bytes = 0
         self._finished = False
@@ -72,6 +73,7 @@ class Verification:
                 stored = source.stored_checksum(object_id)
                 everything = self._mode == "full"
                 self._objects[object_id] = checked_object(object_id, stored, everything=everything)
+                self._sources[object_id] = source
             self._see(object_id, 0, memoryview(data))
 
         return see
@@ -139,6 +141,9 @@ class Verification:
         try:
             seen.see(start, data)
         except ChecksumMismatchError as error:
+            source = self._sources.get(object_id)
+            if isinstance(source, TellsSenders):
+                error.fields["endpoint"] = source.senders(object_id)
             # Whoever computes with these bytes may catch everything.
             self._failure = error
             self._count()

@@ -36,6 +36,7 @@ __all__ = [
     "RemoteSource",
     "SignedRead",
     "SourceDescription",
+    "TellsSenders",
 ]
 
 
@@ -140,6 +141,14 @@ class SignedRead(Protocol):
         """
         ...
 
+    def failed(self, error: SourceError, tried: set[str]) -> bool:
+        """Take note of a failure that was no refusal; whether to sign anew and ask at once.
+
+        True where the next request goes to somebody else. Does not block. An attempt that was
+        ended by who made it is none.
+        """
+        ...
+
 
 class RemoteReads(Protocol):
     """Signs requests that others make. For any thread."""
@@ -169,6 +178,15 @@ class RemoteSource(Protocol):
 
     def remote_reads(self, object_id: ObjectId) -> RemoteReads | None:
         """What signs requests for this object; None: it can only be read here."""
+        ...
+
+
+@runtime_checkable
+class TellsSenders(Protocol):
+    """A source whose objects may come from several hosts."""
+
+    def senders(self, object_id: ObjectId) -> str:
+        """The hosts that were asked for an object's bytes, for messages; empty: none yet."""
         ...
 
 

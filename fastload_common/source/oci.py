@@ -15,18 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from fastload_common.checksums.algorithms import Checksum
 from fastload_common.clock import Clock
 from fastload_common.config import Settings
-from fastload_common.errors import (
-    ChecksumMismatchError,
-    FastloadError,
-    ObjectMissingError,
-    SourceError,
-)
+from fastload_common.errors import FastloadError, ObjectMissingError, SourceError
 from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.source.base import ListedObject, Receiver, RemoteReads, SourceDescription
 from fastload_common.source.oci_image import OciImage
 from fastload_common.source.oci_layers import Layer, LayerKind, compression_of, layers_of
 from fastload_common.source.oci_reads import state_of
-from fastload_common.source.oci_reference import OciReference, check_digest
+from fastload_common.source.oci_reference import OciReference
 from fastload_common.source.oci_tar import TarIndex, read_tar_index
 from fastload_common.source.oci_tree import FileAt, FileTree
 
@@ -83,15 +78,15 @@ class OciSource:
         return self._object_id(key, file)
 
     def read(self, object_id: ObjectId, byte_range: ByteRange | None = None) -> bytes:
-        data = self._image.read(object_id, byte_range)
-        if len(data) == object_id.size_bytes and object_id.etag and "+" not in object_id.etag:
-            # A whole layer: the only thing that a digest can be compared with.
-            try:
-                check_digest(data, object_id.etag, object_id.uri)
-            except ChecksumMismatchError:
-                data = self._image.read(object_id, byte_range)
-                check_digest(data, object_id.etag, object_id.uri, uri=object_id.uri)
-        return data
+        is_layer = object_id.etag is not None and "+" not in object_id.etag
+        if is_layer and byte_range in (None, ByteRange(0, object_id.size_bytes)):
+            # The only thing that a digest can be compared with.
+            return self._image.read_checked(object_id)
+        return self._image.read(object_id, byte_range)
+
+    def senders(self, object_id: ObjectId) -> str:
+        """See `TellsSenders.senders`."""
+        return self._image.senders(object_id)
 
     def stored_checksum(self, object_id: ObjectId) -> Checksum | None:
         """None: registries keep digests, which cannot be put together from ranges."""

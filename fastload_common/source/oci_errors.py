@@ -48,19 +48,28 @@ def registry_error(
 
 
 def storage_error(
-    status: int, headers: Mapping[str, str], body: bytes, asked: str, **facts: Any
+    status: int, headers: Mapping[str, str], body: bytes, asked: str, registry: str, **facts: Any
 ) -> SourceError:
     """The error for a refusal of the store that a registry has sent us to.
 
     Nothing of its text is shown: it may quote the signed request.
+
+    Args:
+        registry: who has sent us; ``endpoint`` in the facts is the store.
     """
     match = _XML_CODE.search(body.decode("utf-8", "replace"))
-    facts |= {"status": status, "code": match.group(1) if match else None}
+    facts |= {
+        "status": status,
+        "code": match.group(1) if match else None,
+        "redirected_by": registry,
+    }
     if status in (401, 403, 400):
         return AccessDeniedError(
-            f"the store that the registry keeps its blobs in refused to {asked}",
+            f"the store {facts.get('endpoint')}, where the registry {registry} redirects to, "
+            f"refused to {asked}: the registry itself did not, and its users' credentials are not "
+            "at fault",
             hint="its signed URLs were refused several times: are the registry's clock and its "
-            "storage credentials right?",
+            "storage credentials right, and does a proxy before the store change requests?",
             **facts,
         )
     if status in (404, 410):

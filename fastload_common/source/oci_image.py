@@ -139,15 +139,42 @@ class OciImage:
         return self._small.read(object_id, byte_range)
 
     def read_whole(self, descriptor: Descriptor) -> bytes:
-        """Read a small blob and check its digest.
+        """Read a small blob and check its digest; see `read_checked`."""
+        return self.read_checked(self.blob(descriptor))
+
+    def read_checked(self, object_id: ObjectId) -> bytes:
+        """Read a small object that is a whole blob, and check its digest.
+
+        One damaged reply must not end a load; a mirror that is wrong twice is not asked for this
+        blob any more.
 
         Raises:
-            ChecksumMismatchError: it is not what its digest says.
+            ChecksumMismatchError: it is not what its digest says, at the registry too.
             SourceError: as `read`.
         """
-        data = self.read(self.blob(descriptor))
-        check_digest(data, descriptor.digest, f"a blob of {self.uri}")
-        return data
+        digest = object_id.etag or ""
+        choice = self._reads_of_process().choice
+        doubted: set[Place] = set()
+        while True:
+            place = choice.place(digest)
+            choice.forget_senders(digest)
+            data = self._small.read(object_id)
+            facts = {"uri": object_id.uri, "endpoint": choice.senders(digest)}
+            try:
+                check_digest(data, digest, f"a blob of {self.uri}", **facts)
+            except ChecksumMismatchError as error:
+                if choice.place(digest) != place:
+                    continue  # a part of it came from each
+                if place in doubted and not choice.give_up(place, digest, error):
+                    raise
+                doubted.add(place)
+            else:
+                return data
+
+    def senders(self, object_id: ObjectId) -> str:
+        """See `TellsSenders.senders`."""
+        reads = self._reads.get(os.getpid())
+        return reads.choice.senders((object_id.etag or "").partition("+")[0]) if reads else ""
 
     def open_receiver(self) -> Receiver:
         """A new connection for ranges of blobs; the caller owns it. See `Receiver`.
@@ -193,7 +220,8 @@ class OciImage:
             manifest = resolved.manifest
             blobs = (*manifest.layers, *((manifest.config,) if manifest.config else ()))
             sizes = {blob.digest: blob.size_bytes for blob in blobs}
-            made = OciReads(self._session, self.uri, resolved.place, sizes)
+            attempts = self._settings.max_attempts
+            made = OciReads(self._session, self.uri, resolved.place, sizes, attempts)
             reads = self._reads.setdefault(pid, made)
         return reads
 

@@ -15,6 +15,7 @@ from fastload_common.errors import SourceError
 from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.source.base import Refusal
 from fastload_common.source.http_message import Endpoint
+from fastload_common.source.oci_choice import PlaceChoice
 from fastload_common.source.oci_errors import registry_error, storage_error
 from fastload_common.source.oci_http import common_headers
 from fastload_common.source.oci_places import Place
@@ -49,90 +50,89 @@ class OciReads:
         uri: the artifact, for messages.
         place: where its manifest came from; asked first.
         sizes: its blobs with their bytes.
+        max_attempts: of the settings.
+
+    Attributes:
+        choice: who is asked for a blob.
     """
 
     def __init__(
-        self, session: OciSession, uri: str, place: Place, sizes: Mapping[str, int]
+        self,
+        session: OciSession,
+        uri: str,
+        place: Place,
+        sizes: Mapping[str, int],
+        max_attempts: int,
     ) -> None:
         self._session = session
         self._uri = uri
         self._sizes = sizes
         places = session.places()
-        self._places = places[places.index(place) :]
+        self.choice = PlaceChoice(uri, places[places.index(place) :], max_attempts)
         self._lock = threading.Lock()
-        self._given_up: dict[str, int] = {}
-        self._ways: dict[str, Way] = {}
-        self._redirecting: set[str] = set()
+        self._ways: dict[tuple[Place, str], Way] = {}
+        self._redirecting: set[tuple[Place, str]] = set()
 
     def sign(self, object_id: ObjectId, byte_range: ByteRange) -> OciSignedRead:
         """See `RemoteReads.sign`."""
         part = self._part(object_id)
-        place = self._place(part.digest)
-        way = self._known_way(part.digest)
-        if way is None and part.digest in self._redirecting:
-            way = self._find_way(part.digest, place)
-        return self._signed(object_id, byte_range, part, place, way)
+        while True:
+            place = self.choice.place(part.digest)
+            try:
+                way = self._known_way(place, part.digest)
+                if way is None and (place, part.digest) in self._redirecting:
+                    way = self._find_way(place, part.digest)
+                return self._signed(object_id, byte_range, part, place, way)
+            except SourceError as error:
+                end = byte_range.end + part.offset_bytes
+                if not self.choice.failed(place, part.digest, end, error):
+                    raise
 
     def sign_now(self, object_id: ObjectId, byte_range: ByteRange) -> OciSignedRead | None:
         """See `RemoteReads.sign_now`."""
         part = self._part(object_id)
-        place = self._place(part.digest)
-        way = self._known_way(part.digest)
+        place = self.choice.place(part.digest)
+        way = self._known_way(place, part.digest)
         if way is None:
-            is_direct = part.digest not in self._redirecting
+            is_direct = (place, part.digest) not in self._redirecting
             if not (is_direct and self._session.authorizer(place).can_tell_now()):
                 return None
         return self._signed(object_id, byte_range, part, place, way)
 
     # What was learned of refusals
 
-    def learn_way(self, digest: str, way: Way) -> None:
+    def learn_way(self, place: Place, digest: str, way: Way) -> None:
         """Where a blob is; asked there until its URL ends, and for a new one after that."""
         with self._lock:
-            self._redirecting.add(digest)
-            self._ways[digest] = way
+            self._redirecting.add((place, digest))
+            self._ways[place, digest] = way
 
-    def forget_way(self, digest: str, way: Way) -> None:
+    def forget_way(self, place: Place, digest: str, way: Way) -> None:
         """A signed URL is refused: have the next request ask for another."""
         with self._lock:
-            if self._ways.get(digest) == way:
-                del self._ways[digest]
+            if self._ways.get((place, digest)) == way:
+                del self._ways[place, digest]
 
-    def give_up(self, digest: str, place: Place) -> bool:
-        """Have a blob read from the next place; whether there is one."""
+    def _known_way(self, place: Place, digest: str) -> Way | None:
         with self._lock:
-            present = self._given_up.get(digest, 0)
-            if self._places[present] == place:
-                if present + 1 == len(self._places):
-                    return False
-                self._given_up[digest] = present + 1
-                self._ways.pop(digest, None)
-                self._redirecting.discard(digest)
-            return True
-
-    def _known_way(self, digest: str) -> Way | None:
-        with self._lock:
-            way = self._ways.get(digest)
+            way = self._ways.get((place, digest))
             if way is None:
                 return None
             is_good = self._session.now_s() < way.good_until_s
             if way.once or not is_good:
-                del self._ways[digest]
+                del self._ways[place, digest]
             return way if is_good else None
 
-    def _find_way(self, digest: str, place: Place) -> Way | None:
-        """Ask the registry where a blob is, by a request for one byte; None: it is at the place."""
+    def _find_way(self, place: Place, digest: str) -> Way | None:
+        """Ask a place where a blob is, by a request for one byte; None: it is at the place."""
         asked = f"find where {digest} of {self._uri} is"
         way = self._session.locate(place, place.path("blobs", digest), asked)
         with self._lock:
             if way is None:
-                self._redirecting.discard(digest)
+                self._redirecting.discard((place, digest))
             elif not way.once:
-                self._ways[digest] = way
+                self._ways[place, digest] = way
         return way
-
-    def _place(self, digest: str) -> Place:
-        return self._places[self._given_up.get(digest, 0)]
 
     def _part(self, object_id: ObjectId) -> BlobPart:
         match = _STATE.fullmatch(object_id.etag or "")
@@ -151,9 +151,11 @@ class OciReads:
         start, end = byte_range.start + part.offset_bytes, byte_range.end + part.offset_bytes
         # Without a state: a digest names the bytes, and stores behind registries have other tags.
         stored = ObjectId(object_id.uri, None, self._sizes[part.digest])
-        return OciSignedRead(
+        signed = OciSignedRead(
             self, self._session, stored, ByteRange(start, end), part.digest, place, way
         )
+        self.choice.asks(part.digest, signed.endpoint)
+        return signed
 
 
 class OciSignedRead:
@@ -214,9 +216,18 @@ class OciSignedRead:
     def judge(self, refusal: Refusal, tried: set[str]) -> SourceError | None:
         """See `SignedRead.judge`."""
         try:
-            return self._judge(refusal, tried)
-        except SourceError as error:
-            return error
+            error = self._judge(refusal, tried)
+        except SourceError as raised:
+            error = raised
+        return None if error is None or self.failed(error, tried) else error
+
+    def failed(self, error: SourceError, tried: set[str]) -> bool:
+        """See `SignedRead.failed`."""
+        choice = self._reads.choice
+        if not choice.failed(self._place, self._digest, self.byte_range.end, error):
+            return False
+        tried.clear()  # all of it was about this place
+        return True
 
     def _judge(self, refusal: Refusal, tried: set[str]) -> SourceError | None:
         status, headers = refusal.status, refusal.headers
@@ -229,16 +240,15 @@ class OciSignedRead:
             ways = sum(one.startswith("way") for one in tried)
             if status in (400, 401, 403, 404, 410) and ways < _MOST_NEW_WAYS:
                 tried.add(f"way{ways}")
-                self._reads.forget_way(self._digest, self._way)
+                self._reads.forget_way(self._place, self._digest, self._way)
                 return None
-            return storage_error(status, headers, refusal.body, asked, **facts)
+            registry = str(self._place)
+            return storage_error(status, headers, refusal.body, asked, registry, **facts)
         authorizer = self._session.authorizer(self._place)
         challenge = headers.get("www-authenticate", "")
         if status == 401 and authorizer.challenged(challenge, self._authorization, tried):
             return None
         if status == 403 and authorizer.refused(self._authorization, tried):
-            return None
-        if self._place.is_mirror and self._reads.give_up(self._digest, self._place):
             return None
         hint = authorizer.hint()
         return registry_error(status, headers, refusal.body, asked, hint, **facts)
@@ -249,5 +259,5 @@ class OciSignedRead:
             return SourceError(f"too many redirects: could not read {self.object_id.uri}")
         tried.add(f"hop{hops}")
         way = self._session.follow(self._place, location, self.endpoint, self.path)
-        self._reads.learn_way(self._digest, way)
+        self._reads.learn_way(self._place, self._digest, way)
         return None

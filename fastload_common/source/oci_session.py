@@ -254,7 +254,8 @@ class OciSession:
             return reply
         facts = {"endpoint": str(endpoint)}
         if endpoint != place.endpoint:
-            raise storage_error(reply.status, reply.headers, reply.body, asked, **facts)
+            sent_by = str(place)
+            raise storage_error(reply.status, reply.headers, reply.body, asked, sent_by, **facts)
         challenge = reply.headers.get("www-authenticate", "")
         if reply.status == 401 and authorizer.challenged(challenge, authorization, tried):
             return None

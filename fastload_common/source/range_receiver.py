@@ -50,22 +50,15 @@ class RangeReceiver:
         try:
             while True:
                 signed = self._reads.sign(object_id, byte_range)
-                connection = self._connect(signed)
-                started_s = self._clock.monotonic_s()
-                head = connection.get(signed.path, signed.headers)
-                first_byte_s = self._clock.monotonic_s() - started_s
-                if 200 <= head.status < 300:
-                    try:
-                        self._accept(signed, head, buffer, connection)
-                    except SourceError as error:
-                        if not may_be_chance(error, tried, new_connection=head.new_connection):
-                            raise
-                        continue
-                    total_s = self._clock.monotonic_s() - started_s
-                    return Receipt(len(buffer), first_byte_s, total_s, head.new_connection)
-                body = connection.body_capped(head, ERROR_BODY_LIMIT_BYTES)
-                refused = signed.judge(Refusal(head.status, head.headers, body), tried)
-                if refused is not None:
+                try:
+                    reply = self._attempt(signed, buffer, tried)
+                except SourceError as error:
+                    if self._aborted or not signed.failed(error, tried):
+                        raise
+                    continue
+                if isinstance(reply, Receipt):
+                    return reply
+                if reply is not None and (refused := signed.judge(reply, tried)) is not None:
                     raise refused
         except FastloadError as error:
             error.fields |= {"uri": object_id.uri, "range": str(byte_range)}
@@ -81,6 +74,26 @@ class RangeReceiver:
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
+
+    def _attempt(
+        self, signed: SignedRead, buffer: memoryview, tried: set[str]
+    ) -> Receipt | Refusal | None:
+        """One request; None: its reply was not what was asked, which may be chance."""
+        connection = self._connect(signed)
+        started_s = self._clock.monotonic_s()
+        head = connection.get(signed.path, signed.headers)
+        first_byte_s = self._clock.monotonic_s() - started_s
+        if not 200 <= head.status < 300:
+            body = connection.body_capped(head, ERROR_BODY_LIMIT_BYTES)
+            return Refusal(head.status, head.headers, body)
+        try:
+            self._accept(signed, head, buffer, connection)
+        except SourceError as error:
+            if not may_be_chance(error, tried, new_connection=head.new_connection):
+                raise
+            return None
+        total_s = self._clock.monotonic_s() - started_s
+        return Receipt(len(buffer), first_byte_s, total_s, head.new_connection)
 
     def _connect(self, signed: SignedRead) -> HttpConnection:
         if self._connection is None or self._connection.endpoint != signed.endpoint:

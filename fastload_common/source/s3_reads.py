@@ -102,6 +102,10 @@ class S3SignedRead:
                 # The load has ended meanwhile: nobody else closes what was opened for this.
                 self._session.close()
 
+    def failed(self, error: SourceError, tried: set[str]) -> bool:
+        """See `SignedRead.failed`: there is nobody else."""
+        return False
+
     def _present_etag(self) -> str | None:
         if self._state.is_closed:
             return None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fastload_common.config import Settings
-from fastload_common.errors import SourceError
+from fastload_common.errors import RangeMismatchError, SourceError, SourceUnavailableError
 from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.source.base import Receiver
 from fastload_common.source.retries import SmallCalls
@@ -46,7 +46,8 @@ class SmallReads:
             idle.pop().close()
 
     def _read_into(self, object_id: ObjectId, byte_range: ByteRange, view: memoryview) -> None:
-        done_bytes = 0
+        done_bytes, most_bytes = 0, 0
+        has_ranges = True
         attempts = self._small_calls.begin(f"read {object_id.uri}")
         while True:
             # By process: a connection of the parent is of no use after a fork.
@@ -67,8 +68,16 @@ class SmallReads:
                 receiver.receive(object_id, missing, view[done_bytes:])
             except SourceError as error:
                 receiver.close()
+                if done_bytes and isinstance(error, RangeMismatchError):
+                    # It has given the beginning of the whole, and gives no rest: all of it anew.
+                    done_bytes, has_ranges = 0, False
+                    continue
                 done_bytes += error.received_bytes
+                most_bytes = max(most_bytes, done_bytes)
                 error.received_bytes = 0
+                if not has_ranges and done_bytes < byte_range.size_bytes:
+                    done_bytes = 0
+                    error = _cut_error(error, object_id, most_bytes)
                 if error.retryable and done_bytes == byte_range.size_bytes:
                     return  # only the end of the reply was not as it should be
                 attempts.wait_or_raise(error)
@@ -79,3 +88,18 @@ class SmallReads:
                 self._small_calls.answered = True
                 idle.append(receiver)
                 return
+
+
+def _cut_error(error: SourceError, object_id: ObjectId, most_bytes: int) -> SourceError:
+    """What a failed reading of the whole means where its rest cannot be asked for."""
+    if not error.retryable:
+        return error
+    told = SourceUnavailableError(
+        f"the reply ended after at most {most_bytes} of {object_id.size_bytes} bytes, and the "
+        f"endpoint does not honour Range, so that the rest could not be asked for: {error.what}",
+        hint="go to the registry or store itself, not a gateway or proxy before it; an artifact of "
+        "a registry can be had by `fastload pull` as well",
+        **error.fields,
+    )
+    told.__cause__ = error
+    return told

@@ -260,8 +260,9 @@ class ProcessLanes:
         elif kind == "failed":
             record, new_connection = rest
             error = task.explained(error_from(record))
-            if not task.is_cancelled and may_be_chance(
-                error, task.tried, new_connection=new_connection
+            if not task.is_cancelled and (
+                may_be_chance(error, task.tried, new_connection=new_connection)
+                or task.goes_elsewhere(error)
             ):
                 self._ask_again(task)
             else:

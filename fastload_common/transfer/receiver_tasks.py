@@ -59,6 +59,12 @@ class Task:
             urgent=attempt.urgent,
         )
 
+    def goes_elsewhere(self, error: BaseException) -> bool:
+        """Whether the next request is to be made at once, since it goes to somebody else."""
+        if self.signed is None or not isinstance(error, SourceError):
+            return False
+        return self.signed.failed(error, self.tried)
+
     def detach(self) -> None:
         """No receiver has it any more."""
         if self.member is not None:

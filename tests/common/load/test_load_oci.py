@@ -119,8 +119,9 @@ def test_a_damaged_layer_is_found_by_its_digest(
 
     registry.script = lie
     uri = f"oci://{registry.host}/m:v"
-    with pytest.raises(ChecksumMismatchError, match="not what its digest says"):
+    with pytest.raises(ChecksumMismatchError, match="not what its digest says") as caught:
         load(uri, settings_for(registry, tmp_path, verify="full"), Model(tensors))
+    assert caught.value.fields["endpoint"] == f"http://{registry.host}"
 
 
 def test_a_tag_that_moves_while_an_engine_starts_changes_nothing(

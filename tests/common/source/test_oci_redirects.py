@@ -100,6 +100,11 @@ def test_a_signed_url_that_is_refused_early_is_replaced_once(
     with pytest.raises(AccessDeniedError, match="refused several times") as caught:
         read(source)
     assert_no_secret(caught.value, caplog)
+    # Who refused is the store; nobody is to look at the credentials for the registry.
+    said = str(caught.value)
+    assert f"the store http://{storage.host}, where the registry http://{registry.host}" in said
+    assert caught.value.fields["endpoint"] == f"http://{storage.host}"
+    assert "come from" not in said
 
 
 @pytest.mark.parametrize("status", [404, 500, 503])
@@ -174,6 +179,20 @@ def test_manifests_may_be_redirected_too(make_registry: Make, open_oci: Open) ->
     registry.script = redirect
     assert read(open_oci(registry)) == DATA[1000:2000]
     assert [asked.authorization for asked in other.log] == [None]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_store_that_refuses_a_manifest_is_named(
+    make_registry: Make, open_oci: Open, status: int
+) -> None:
+    registry, other = make_registry(auth="basic"), make_registry(login=False)
+    registry.script = lambda asked: (
+        Answer(307, headers={"Location": f"{other.endpoint}/x"}) if asked.authorization else None
+    )
+    other.script = lambda asked: Answer(status)
+    with pytest.raises(AccessDeniedError, match="the registry itself did not") as caught:
+        open_oci(registry).list()
+    assert caught.value.fields["endpoint"] == f"http://{other.host}"
 
 
 # Mirrors

@@ -8,8 +8,9 @@ import os
 import pickle
 import random
 import tarfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -193,10 +194,12 @@ def test_a_source_may_be_sent_to_another_process(real: RegistryServer, settings:
 
 
 @contextlib.contextmanager
-def opened(registry: ScriptedRegistry, *plain: str) -> Iterator[OciSource]:
-    hosts = (registry.host, *plain)
+def opened(registry: ScriptedRegistry, *mirrors: ScriptedRegistry) -> Iterator[OciSource]:
+    hosts = (registry.host, *(one.host for one in mirrors))
     reference = parse_reference(f"oci://{registry.host}/m:big")
-    source = OciSource(reference, Settings(max_attempts=8, oci_plain_http=hosts))
+    named = tuple(f"{registry.host}={one.host}" for one in mirrors)
+    settings = Settings(max_attempts=8, oci_plain_http=hosts, oci_mirrors=named or None)
+    source = OciSource(reference, settings)
     with contextlib.closing(source):
         yield source
 
@@ -271,3 +274,80 @@ def test_a_storm_of_faults_changes_no_byte(make_registry: Make, storage: Any) ->
     assert found == [DATA]
     assert stats["errors"]
     assert {what for what, _ in made} == {"refused", "reply"}
+
+
+def stops(mirror: ScriptedRegistry) -> Callable[[Asked], Answer]:
+    """The mirror's end as a process: its connections end, new ones are refused."""
+    ended = threading.Event()
+
+    def answer(asked: Asked) -> Answer:
+        if not ended.is_set():
+            ended.set()
+            threading.Thread(target=mirror.stop).start()
+        return Answer(206, b"x" * CHUNK_BYTES, cut_bytes=0)
+
+    return answer
+
+
+ENDS: dict[str, Callable[[ScriptedRegistry], Callable[[Asked], Answer]]] = {
+    "connections refused": stops,
+    "500": lambda mirror: lambda asked: Answer(500),
+    "404": lambda mirror: lambda asked: Answer(404),
+    "no ranges": lambda mirror: lambda asked: Answer(200, DATA),
+    "no bytes": lambda mirror: (
+        lambda asked: Answer(
+            206, ranged(DATA, asked).body, ranged(DATA, asked).headers, cut_bytes=0
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_mirror_that_ends_in_a_storm_ends_no_load(
+    make_registry: Make, storage: Any, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    """Receiver processes go on from the registry, whose URLs and tokens end meanwhile."""
+    mirror, registry = make_registry(login=False), make_registry(auth="bearer")
+    for one in (mirror, registry):
+        one.artifact("big", [one.put(DATA, RAW, NAMED)])
+    registry.storage = storage
+    storage.stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    chance, lock = random.Random(5), threading.Lock()
+    at_mirror: list[Asked] = []
+    at_store: list[Asked] = []
+    end = ENDS[how](mirror)
+
+    def fail(asked: Asked) -> Answer | None:
+        if "/blobs/" not in asked.path:
+            return None
+        with lock:
+            at_mirror.append(asked)
+            if len(at_mirror) > 15:
+                return end(asked)
+            good = ranged(DATA, asked)
+            if chance.random() > 0.3:
+                return None
+        return chance.choice(
+            [Answer(503), Answer(206, good.body, good.headers, cut_bytes=len(good.body) // 2)]
+        )
+
+    def disturb(asked: Asked) -> Answer | None:
+        with lock:
+            at_store.append(asked)
+            if len(at_store) % 12 == 0:
+                storage.ended.update(storage.signatures)
+                registry.ended.update(registry.tokens)
+            return Answer(500) if chance.random() < 0.1 else None
+
+    mirror.script, storage.script = fail, disturb
+    with opened(registry, mirror) as source:
+        found, _ = fetch(source, [source.stat("model.safetensors")], attempts=20)
+    assert found == [DATA]
+    assert at_store
+    # What was in flight when it ended, and a few more times for one range.
+    assert len(at_mirror) <= 15 + 3 * 6
+    assert [one.levelname for one in caplog.records if "mirror" in one.getMessage()][:1] == [
+        "WARNING"
+    ]
+    assert sum(one.levelname == "WARNING" for one in caplog.records) == 1
+    assert all(asked.authorization is None for asked in mirror.log)
