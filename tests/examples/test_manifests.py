@@ -176,6 +176,21 @@ def test_selectors_find_their_pods_and_nodes(directory: str) -> None:
         assert node_class["apiVersion"].partition("/")[0] == reference["group"]
 
 
+def test_probes_wait_longer_than_an_engine_needs_to_answer() -> None:
+    """SGLang looks for the token of its health request after 1 s at the earliest."""
+    seen = set()
+    for directory in BUILDS:
+        for what, pod in pods(directory):
+            for container in containers_of(pod):
+                for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+                    if kind in container:
+                        seen.add((what, kind))
+                        assert container[kind].get("timeoutSeconds", 1) >= 5, (what, kind)
+    engines = ("Deployment vllm", "Deployment sglang", "StatefulSet vllm-pvc")
+    kinds = ("startupProbe", "readinessProbe", "livenessProbe")
+    assert seen == {(engine, kind) for engine in engines for kind in kinds}
+
+
 @pytest.mark.parametrize("directory", BUILDS)
 def test_containers_may_do_no_more_than_they_must(directory: str) -> None:
     for what, pod in pods(directory):
