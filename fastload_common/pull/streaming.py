@@ -215,9 +215,13 @@ class _Stream:
                         connection.body_into(head, view)
                     return
                 body = connection.body_capped(head, ERROR_BODY_LIMIT_BYTES)
-                refused = signed.judge(Refusal(head.status, head.headers, body), tried)
+            except SourceError as error:
+                if not self._stopped.is_set():
+                    signed.failed(error, tried)  # the next stream may be from elsewhere
+                raise
             finally:
                 connection.close()
+            refused = signed.judge(Refusal(head.status, head.headers, body), tried)
             if refused is not None:
                 raise refused
 

@@ -25,7 +25,7 @@ from fastload_common.pull.plans import open_plan
 from fastload_common.pull.pull import pull
 from fastload_common.source.registry import open_source
 from fastload_common.testing.fault_server import Fault, FaultServer
-from fastload_common.testing.scripted_registry import ScriptedRegistry
+from fastload_common.testing.scripted_registry import Answer, Asked, ScriptedRegistry
 from tests.common.pull.images import archive, compressed, directory, file, sha256, tree_of
 
 RAW = "application/vnd.cncf.model.weight.v1.raw"
@@ -67,6 +67,51 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Script
 
 def uri(registry: ScriptedRegistry, folder: str = "") -> str:
     return f"oci://{registry.host}/m:v{folder}"
+
+
+def test_an_archive_without_its_last_padding_is_whole(
+    registry: ScriptedRegistry, tmp_path: Path
+) -> None:
+    """As `umoci insert` writes it."""
+    data = archive(file("a", b"x" * 700), file("b", b"y" * 100))
+    end = data.index(b"y" * 100) + 100
+    registry.artifact("v", [registry.put(data[:end], TAR)])
+    settings = Settings(oci_plain_http=(registry.host,))
+    pull(uri(registry), tmp_path / "new", settings)
+    assert (tmp_path / "new/b").read_bytes() == b"y" * 100
+    registry.artifact("v", [registry.put(data[: end - 1], TAR)])
+    with pytest.raises(ArchiveInvalidError, match="1 bytes missing"):
+        pull(uri(registry), tmp_path / "cut", settings)
+
+
+@pytest.mark.parametrize("has_ranges", [True, False])
+def test_a_mirror_that_ends_in_the_middle_ends_no_pull(
+    registry: ScriptedRegistry,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    has_ranges: bool,
+) -> None:
+    with ScriptedRegistry() as mirror:
+        for one in (mirror, registry):
+            one.artifact("v", [one.put(DATA, RAW, {TITLE: "model.safetensors"})])
+            one.honours_ranges = has_ranges
+        served = []
+
+        def end(asked: Asked) -> Answer | None:
+            if "/blobs/" not in asked.path:
+                return None
+            served.append(asked)
+            usual = mirror.usual(asked)
+            is_over = len(served) > 1
+            return Answer(usual.status, usual.body, usual.headers, cut_bytes=0) if is_over else None
+
+        mirror.script = end
+        mirrors = (f"{registry.host}={mirror.host}",)
+        hosts = (registry.host, mirror.host)
+        pull(uri(registry), tmp_path / "new", Settings(oci_mirrors=mirrors, oci_plain_http=hosts))
+    assert (tmp_path / "new/model.safetensors").read_bytes() == DATA
+    assert registry.count("/blobs/")
+    assert sum("the mirror" in one for one in caplog.messages) == 1
 
 
 def test_an_artifact_of_files_and_archives(
