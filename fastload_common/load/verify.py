@@ -142,8 +142,8 @@ class Verification:
             seen.see(start, data)
         except ChecksumMismatchError as error:
             source = self._sources.get(object_id)
-            if isinstance(source, TellsSenders):
-                error.fields["endpoint"] = source.senders(object_id)
+            if isinstance(source, TellsSenders) and (senders := source.senders(object_id)):
+                error.fields["endpoint"] = senders
             # Whoever computes with these bytes may catch everything.
             self._failure = error
             self._count()
