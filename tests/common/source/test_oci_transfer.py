@@ -44,9 +44,16 @@ needs_registry = pytest.mark.skipif(bool(missing_programs()), reason=missing_pro
 
 
 def fetch(
-    source: ObjectSource, object_ids: list[ObjectId], attempts: int = 8
+    source: ObjectSource,
+    object_ids: list[ObjectId],
+    attempts: int = 8,
+    after: dict[int, Callable[[], None]] | None = None,
 ) -> tuple[list[bytes], dict[str, Any]]:
-    """Whole objects, by ranges, in receiver processes."""
+    """Whole objects, by ranges, in receiver processes.
+
+    Args:
+        after: what is to happen when so many ranges have come.
+    """
     arena, stats = Arena(CHUNK_BYTES, 8), TransferStats()
     fetcher = Fetcher(source, arena, TransferPolicy(6, attempts, 5.0, 5.0), SystemClock(), stats)
     found = {one: bytearray(one.size_bytes) for one in object_ids}
@@ -56,7 +63,9 @@ def fetch(
         for piece in ByteRange(0, one.size_bytes).pieces(CHUNK_BYTES)
     ]
     try:
-        for filled in fetcher.fetch(chunks):
+        for count, filled in enumerate(fetcher.fetch(chunks)):
+            if after and count in after:
+                after[count]()
             place = filled.chunk.byte_range
             found[filled.chunk.object_id][place.start : place.end] = filled.data
             filled.release()
@@ -171,6 +180,30 @@ def test_what_a_real_registry_refuses(
     source = open_source(f"oci://{real.host}/m:there", settings)
     with contextlib.closing(source), pytest.raises(SourceError, match="certificate verify failed"):
         source.list()
+
+
+@needs_registry
+def test_a_real_mirror_that_is_ended_in_the_middle(
+    real: RegistryServer, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RegistryServer(None, auth=False) as mirror:
+        for one in (mirror, real):
+            layer = one.push_blob("m", DATA, RAW, {FILEPATH: "model.safetensors"})
+            one.push_manifest("m", "mirrored", [layer])
+        begin = len(real.log_text())
+        places = {"oci_mirrors": f"{real.host}={mirror.host}", "oci_plain_http": mirror.host}
+        source = open_source(
+            f"oci://{real.host}/m:mirrored", load_settings({"max_attempts": 3} | places)
+        )
+        with contextlib.closing(source):
+            object_id = source.stat("model.safetensors")
+            assert real.requests(begin) == []
+            found, _ = fetch(source, [object_id], after={4: mirror.stop})
+    assert found == [DATA]
+    served = real.requests(begin)
+    # Some of it; a request that looks slow on a busy machine may be raced.
+    assert 0 < sum(one.body_bytes for one in served if one.status == 206) < 1.5 * len(DATA)
+    assert sum("the mirror" in one for one in caplog.messages) == 1
 
 
 @needs_registry
