@@ -150,14 +150,16 @@ OPTIONS: tuple[Option, ...] = (
         "cache_dir",
         "path",
         None,
-        "Directory for configuration and tokenizer files (never weights). Default: "
+        "Directory for configuration and tokenizer files, and for artifacts with compressed "
+        "layers, which are unpacked there, weights included. Default: "
         "$XDG_CACHE_HOME/fastload, else ~/.cache/fastload, else a directory under $TMPDIR.",
     ),
     Option(
         "cache_max_bytes",
         "bytes",
         2 * GIB,
-        "Bound of cache_dir; the least recently used entries go first.",
+        "Bound of the configuration and tokenizer files in cache_dir; the least recently used "
+        "entries go first. What is unpacked there has no bound but the disk: docs/oci.md.",
         maximum=1024 * TIB,
     ),
     Option(

@@ -174,11 +174,11 @@ def _model_bytes(uri: str | None, size: str | None, assignments: list[str] | Non
         return _size(size, "--model-size")
     if uri is None:
         return None
+    from fastload_common.load.model_root import open_readable_root
     from fastload_common.load.open_model import open_checkpoint
-    from fastload_common.source.registry import open_source
 
     settings = settings_from(assignments)
-    with contextlib.closing(open_source(uri, settings)) as source:
+    with contextlib.closing(open_readable_root(uri, settings)) as source:
         checkpoint = open_checkpoint(source, settings, prefer="auto")
     return sum(shard.object_id.size_bytes for shard in checkpoint.shards)
 

@@ -25,11 +25,11 @@ def inspect(
     tensors: Annotated[bool, typer.Option(help="List every tensor.")] = True,
 ) -> None:
     """Print the tensors, dtypes, shards and sizes of a checkpoint. Reads headers only."""
+    from fastload_common.load.model_root import open_readable_root
     from fastload_common.load.open_model import open_checkpoint
-    from fastload_common.source.registry import open_source
 
     settings = settings_from(assignments)
-    with contextlib.closing(open_source(uri, settings)) as source:
+    with contextlib.closing(open_readable_root(uri, settings)) as source:
         checkpoint = open_checkpoint(source, settings, prefer="auto")
     if as_json:
         print_json(_as_dict(checkpoint, with_tensors=tensors))

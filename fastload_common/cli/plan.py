@@ -19,9 +19,9 @@ import typer
 
 from fastload_common.cli.adapters import load_part
 from fastload_common.cli.output import print_json, show, table
-from fastload_common.cli.settings import AsJson, SetOption, parse_assignments
+from fastload_common.cli.settings import AsJson, SetOption, parse_assignments, settings_from
 from fastload_common.errors import ConfigError
-from fastload_common.source.oci_reference import is_oci_uri, parse_reference
+from fastload_common.source.oci_reference import is_oci_uri
 from fastload_common.source.uri import parse_root
 from fastload_common.units import format_size
 
@@ -63,7 +63,7 @@ def plan(
     """
     planner = _planner(engine)
     planner.check()
-    _check_place(uri)
+    _check_place(uri, assignments)
     _check_page(html)
     from fastload_common.cli.plan_numbers import numbers_of
     from fastload_common.load.dry_ranks import trace_ranks
@@ -137,14 +137,17 @@ def _planner(engine: str) -> Planner:
     return cast("Planner", load_part(_GROUP, engine, "planner", "or name another --engine"))
 
 
-def _check_place(uri: str) -> None:
+def _check_place(uri: str, assignments: list[str] | None) -> None:
     """Refuse what cannot be a model's place, before an engine is imported for it.
 
     Raises:
         ConfigError: it is neither a directory, nor an s3:// or oci:// URI, nor an id of a hub.
+        SourceError: an artifact that an engine would have to unpack first; a plan does not.
     """
     if is_oci_uri(uri):
-        parse_reference(uri)
+        from fastload_common.load.model_root import open_readable_root
+
+        open_readable_root(uri, settings_from(assignments)).close()
         return
     place = parse_root(uri)
     if isinstance(place, Path) and not place.is_dir() and not _HUB_ID.fullmatch(uri):

@@ -83,11 +83,35 @@ def check_source(uri: str | None, settings: Settings) -> Iterator[Check]:
                 continue  # have a line of their own
             # A source that cannot say how it would be reached says why.
             yield Check(name.replace("_", " "), "fail" if name == "error" else "ok", value)
-        yield _read_once(source)
+        layers = _compressed(source, settings)
+        if layers is not None:
+            yield layers
+        yield _read_once(source, _any_layer(source) if layers else _any_object(source))
 
 
-def _read_once(source: ObjectSource) -> Check:
-    object_id = _any_object(source)
+def _compressed(source: ObjectSource, settings: Settings) -> Check | None:
+    """What a load would have to unpack on this node first; nothing is."""
+    from fastload_common.clock import SystemClock
+    from fastload_common.load.model_root import unpacking_of
+
+    unpacking = unpacking_of(source, settings, SystemClock())
+    if unpacking is None:
+        return None
+    if unpacking.there is not None:
+        return Check("layers", "ok", str(unpacking))
+    remedy = "push it without compression, and each rank reads only what it needs"
+    return Check("layers", "warn", str(unpacking), remedy)
+
+
+def _any_layer(source: ObjectSource) -> ObjectId | None:
+    from fastload_common.source.oci import OciSource
+
+    if not isinstance(source, OciSource):
+        return None
+    return max((source.blob(layer) for layer in source.layers()), key=_size, default=None)
+
+
+def _read_once(source: ObjectSource, object_id: ObjectId | None) -> Check:
     if object_id is None:
         remedy = "look at the bucket and prefix; a model has its files directly under the URI"
         return Check("ranged read", "fail", f"no object under {source.root}", remedy)

@@ -19,6 +19,7 @@ from fastload_common.config import Settings
 from fastload_common.errors import OutOfBudgetError, TensorMismatchError
 from fastload_common.load.first_reads import usual_gap
 from fastload_common.load.leaks import replace_lazy_attributes
+from fastload_common.load.model_root import open_readable_root
 from fastload_common.load.off_memory import off_memory
 from fastload_common.load.open_model import open_checkpoint
 from fastload_common.load.plan_job import RankTrace
@@ -29,7 +30,6 @@ from fastload_common.plan.needs import Needs
 from fastload_common.plan.planner import ALIGNMENT_BYTES, plan_reads
 from fastload_common.plan.records import TensorRead
 from fastload_common.ranges import ObjectId
-from fastload_common.source.registry import open_source
 from fastload_common.source.uri import is_file_uri
 from fastload_common.trace.evaluate import leaves
 from fastload_common.trace.lazy_tensor import LazyTensor
@@ -52,7 +52,7 @@ _FALLBACK_CHUNK_BYTES = 16 * MIB
 def open_model(source: WeightSource, settings: Settings) -> tuple[Checkpoint, bool]:
     """Read the headers; also tells whether the bytes come from a store."""
     with ExitStack() as stack:
-        opened = open_source(source.uri, settings)
+        opened = open_readable_root(source.uri, settings)
         stack.callback(opened.close)
         checkpoint = open_checkpoint(
             opened, settings, prefer=source.prefer, patterns=source.patterns

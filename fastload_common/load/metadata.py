@@ -38,10 +38,10 @@ from fastload_common.load.metadata_files import (
     list_or_guess,
     module_folders,
 )
+from fastload_common.load.model_root import open_model_root
 from fastload_common.load.open_model import open_checkpoint
 from fastload_common.ranges import ObjectId
 from fastload_common.source.base import ObjectSource
-from fastload_common.source.registry import open_source
 
 __all__ = ["fetch_metadata", "require_configuration", "require_tokenizer"]
 
@@ -68,7 +68,7 @@ def fetch_metadata(
     *,
     weights: bool = True,
     environ: Mapping[str, str] | None = None,
-    open_root: Callable[[str, Settings], ObjectSource] = open_source,
+    open_root: Callable[[str, Settings], ObjectSource] | None = None,
     clock: Clock | None = None,
 ) -> Path:
     """Bring configuration, tokenizer and the like of a model to a local directory.
@@ -80,7 +80,7 @@ def fetch_metadata(
             sizes), so that what is wrong shows before an engine starts its workers. False for
             a tokenizer of its own.
         environ: variables to read instead of the process's (tests).
-        open_root: opens the source (tests).
+        open_root: opens the source (tests); None: as a load does, which may unpack it first.
         clock: times the wait for another process that writes the directory (tests).
 
     Returns:
@@ -91,7 +91,7 @@ def fetch_metadata(
         SourceError: the store did not answer, or refuses.
         ConfigError: no directory can be written.
     """
-    source = open_root(uri, settings)
+    source = open_root(uri, settings) if open_root else open_model_root(uri, settings, clock=clock)
     try:
         listing = list_or_guess(source)
         name = _name_of(source.root, listing, settings, weights)

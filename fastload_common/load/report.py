@@ -87,6 +87,7 @@ class LoadReport:
     node: Mapping[str, Any] = field(default_factory=dict)
     devices: Mapping[str, Any] = field(default_factory=dict)
     node_cache: Mapping[str, Any] = field(default_factory=dict)
+    pulled: Mapping[str, Any] = field(default_factory=dict)
     peak_staging_bytes: int = 0
 
     status: str = field(default="running", init=False)
@@ -177,6 +178,11 @@ class LoadReport:
             known = isinstance(error, FastloadError)
             self.error = f"{type(error).__name__}: {error}" if known else type(error).__name__
 
+    @property
+    def started_s(self) -> float:
+        """The clock's reading when the load began."""
+        return self._started_s
+
     def summary_line(self) -> str:
         """One line for the log, without the engine's prefix."""
         seconds = self.wall_s or self.clock.monotonic_s() - self._started_s
@@ -200,6 +206,8 @@ class LoadReport:
             if "node_fetched_bytes" in self.node and self.model_bytes:
                 ratio = self.node["node_fetched_bytes"] / self.model_bytes
                 parts.append(f"all of them fetched {ratio:.3f} of the model")
+        if self.pulled:
+            parts.append(_pulled(self.pulled))
         if self.node_cache:
             parts.append(f"{format_size(self.node_cache['read_bytes'])} from the node cache")
         busy = [f"{name} {self.phases_s[name]:.2f}" for name in PHASES if self.phases_s[name] > 0]
@@ -232,6 +240,7 @@ class LoadReport:
             "merge_gap": dict(self.merge_gap),
             "node": dict(self.node),
             "node_cache": dict(self.node_cache),
+            "pulled": dict(self.pulled),
             "devices": dict(self.devices),
             "settings": {name: _plain(value) for name, value in self.settings.items()},
         }
@@ -288,6 +297,13 @@ def append_line(path: Path, line: str) -> None:
 def _gib(size_bytes: float) -> str:
     """GiB with digits that are left for small models, where a rounded 0.0 says nothing."""
     return f"{size_bytes / GIB:.2f} GiB" if size_bytes >= GIB / 10 else format_size(size_bytes)
+
+
+def _pulled(facts: Mapping[str, Any]) -> str:
+    size = f"{format_size(facts['fetched_bytes'])} of layers" if "fetched_bytes" in facts else ""
+    said = f"{size} pulled in {facts['pull_s']:.2f} s" if size else "layers pulled"
+    who = {"found": "before", "waited": "by another process", "pulled": "first"}[facts["state"]]
+    return f"{said} {who}"
 
 
 def _plain(value: Any) -> Any:

@@ -7,6 +7,7 @@ __all__ = ["PHASES", "SCHEMA", "SCHEMA_VERSION"]
 SCHEMA_VERSION = 1
 
 PHASES: tuple[str, ...] = (
+    "pull",
     "list",
     "headers",
     "trace",
@@ -19,7 +20,9 @@ PHASES: tuple[str, ...] = (
 )
 """The phases of a load in their usual order; fetch, verify and place interleave.
 
-In ``agree`` a rank meets the others of its host, and waits until they have told what they need.
+In ``pull`` a registry is asked what the layers are, and compressed ones are unpacked on this node,
+or another process that does it is waited for. In ``agree`` a rank meets the others of its host, and
+waits until they have told what they need.
 """
 
 SCHEMA: dict[str, tuple[str, str]] = {
@@ -42,6 +45,7 @@ SCHEMA: dict[str, tuple[str, str]] = {
         "object",
         "Seconds per phase: " + ", ".join(f"`{name}`" for name in PHASES) + ". A phase that "
         "runs inside another one counts for itself only. Phases in other threads may overlap. In "
+        "`pull` a registry is asked what the layers are, and compressed ones are unpacked; in "
         "`agree` a rank meets the others of its host and waits for what they need.",
     ),
     "model_bytes": ("integer", "Size of all tensors of the checkpoint."),
@@ -112,6 +116,16 @@ SCHEMA: dict[str, tuple[str, str]] = {
         "`dropped_bytes` (not kept: the disk was slower than the source, or see `reason`); "
         "`damaged_bytes`: held, but not as recorded; `reason`: why it was not used, or nothing "
         "was kept.",
+    ),
+    "pulled": (
+        "object",
+        "Where compressed layers had to be unpacked on this node: the `directory`; `state`: "
+        "`pulled` by this process, `waited` for another one, or `found` there; `wait_s`: seconds "
+        "that this load spent on it. Of the pull, whoever did it and whenever that was: `layers` "
+        "and `files`, `size_bytes` (as they are stored), of these `fetched_bytes` and "
+        "`resumed_bytes` (left by an earlier one), `unpacked_bytes`, `entries` and `tree_bytes` on "
+        "the disk, and `pull_s` seconds. `fetched_bytes` and `requests` of the load do not count "
+        "them: it read the directory. Empty where nothing was unpacked.",
     ),
     "peak_staging_bytes": ("integer", "Most staging memory held at once by this process."),
     "settings": ("object", "Settings that are not at their default."),

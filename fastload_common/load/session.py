@@ -28,6 +28,7 @@ from fastload_common.load.cleanup import kept
 from fastload_common.load.executor import Executor
 from fastload_common.load.first_reads import FirstReads, choose_gap
 from fastload_common.load.leaks import replace_lazy_attributes
+from fastload_common.load.model_root import open_model_root
 from fastload_common.load.open_model import open_checkpoint
 from fastload_common.load.progress import make_progress
 from fastload_common.load.report import LoadReport
@@ -38,7 +39,6 @@ from fastload_common.load.verify import Verification
 from fastload_common.plan.records import Plan
 from fastload_common.source.base import ObjectSource
 from fastload_common.source.composite import CompositeSource
-from fastload_common.source.registry import open_source
 from fastload_common.source.uri import is_file_uri
 from fastload_common.staging.arena import Arena
 from fastload_common.staging.placer import Placer
@@ -56,8 +56,8 @@ Weights = Iterable[tuple[str, torch.Tensor]]
 
 # Raised where a checkpoint does not fit the model: eager reading would fail in the same way.
 _MISFITS = (AssertionError, AttributeError, KeyError, IndexError, ValueError)
-# Reading whole tensors instead would need more of it.
-_NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
+# Passed on as they are; to read whole tensors instead would need more memory.
+_PASSED_ON = (FastloadError, MemoryError, torch.OutOfMemoryError)
 
 
 class LoadSession:
@@ -161,13 +161,11 @@ class LoadSession:
                 result = self._trace(recorder, consume)
             self._current = None  # which tensor a later error is about is not known
             self._place_all(recorder)
-        except _NO_MEMORY:
-            raise
         except Exception as error:
             if isinstance(error, GeometryError):
                 # Under its public name; the other bases are for the engine's own code.
                 raise TensorMismatchError(error.what, hint=error.hint, **error.fields) from error
-            if isinstance(error, FastloadError) and not isinstance(error, TraceError):
+            if isinstance(error, _PASSED_ON) and not isinstance(error, TraceError):
                 raise
             reason = self._untraceable(error, recorder)
             recorder.close()
@@ -238,7 +236,9 @@ class LoadSession:
 
     def _find(self, weights: WeightSource) -> ObjectSource:
         """Open one source and read where its tensors lie."""
-        source = open_source(weights.uri, self._settings)
+        source = open_model_root(
+            weights.uri, self._settings, self.report, self._show_progress, self._check_others
+        )
         self._stack.callback(source.close)
         checkpoint = open_checkpoint(
             self._first_reads.watch(self._caching.reads(source)),
@@ -349,7 +349,7 @@ class LoadSession:
             result = consume(handed_out)
             self._end_reading()  # also where it did not take all tensors
             return result
-        except (FastloadError, *_NO_MEMORY):
+        except _PASSED_ON:
             raise
         except Exception as error:
             if self._current is None:

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from fastload_common.checksums.algorithms import Checksum
 from fastload_common.clock import Clock
@@ -62,6 +63,33 @@ class OciSource:
             SourceError: there is no such artifact, or it cannot be read.
         """
         return self._reference.pinned(self._image.digest).uri
+
+    @property
+    def manifest_uri(self) -> str:
+        """The artifact by the digest of its manifest, the platform chosen; without the folder.
+
+        Raises:
+            SourceError: as `pinned_uri`.
+        """
+        chosen = self._reference.pinned(self._image.manifest.digest)
+        return replace(chosen, folder="").uri
+
+    @property
+    def folder(self) -> str:
+        """Of the artifact's files, which is the root; empty for all."""
+        return self._reference.folder
+
+    def layers(self) -> Sequence[Layer]:
+        """The layers in their order; where one is compressed, no file can be read.
+
+        Raises:
+            SourceError: as `pinned_uri`; or two are files of one name, or a name is none.
+        """
+        return layers_of(self._image.manifest, self._reference.artifact_uri)
+
+    def blob(self, layer: Layer) -> ObjectId:
+        """A layer as it is stored."""
+        return self._image.blob(layer.descriptor)
 
     def list(self, *, recursive: bool = True) -> Sequence[ListedObject]:
         return [
@@ -128,7 +156,7 @@ class OciSource:
 
     def _find_files(self) -> dict[str, FileAt]:
         uri = self._reference.artifact_uri
-        layers = layers_of(self._image.manifest, uri)
+        layers = self.layers()
         self._refuse_compressed(layers)
         indexes = self._tar_indexes(layers)
         tree = FileTree(uri)
@@ -159,8 +187,9 @@ class OciSource:
         raise SourceError(
             f"{self._reference.artifact_uri} has {len(found)} of {len(layers)} layers compressed "
             f"({', '.join(kinds)}), which cannot be read by range",
-            hint=f"fastload pull {self._reference.artifact_uri} DIRECTORY, and load from there; "
-            "or push it without compression",
+            hint="a load unpacks it on its node first; for anything else "
+            f"fastload pull {self._reference.artifact_uri} DIRECTORY, and read there; or push it "
+            "without compression",
             digest=found[0].digest,
             media_type=found[0].media_type,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import importlib.util
 import io
 import json
@@ -9,11 +11,12 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from fastload_common.testing.certificates import PrivateAuthority
 from fastload_common.testing.registry_server import (
@@ -34,6 +37,11 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RAW = "application/vnd.cncf.model.weight.v1.raw"
 TAR = "application/vnd.oci.image.layer.v1.tar"
+IMAGE_CONFIG = "application/vnd.oci.image.config.v1+json"
+COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": lambda data: gzip.compress(data, 1),
+    "zstd": lambda data: zstandard.compress(data, 1),
+}
 MOST = 1.01
 """Bytes that the registry serves / bytes of the model, of all processes of an engine."""
 CHUNK_BYTES = 4 << 20
@@ -71,7 +79,29 @@ def registry(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         with tarfile.open(fileobj=out, mode="w") as archive:
             archive.add(model, "models/m")
         server.push_manifest("image", "v", [server.push_blob("image", out.getvalue(), TAR)])
+        for repository, squeeze in COMPRESSIONS.items():
+            push_compressed(server, repository, model, squeeze)
         yield server
+
+
+def push_compressed(
+    server: RegistryServer, repository: str, model: Path, squeeze: Callable[[bytes], bytes]
+) -> None:
+    """An image whose every file is a compressed layer; configuration and tokenizer too."""
+    layers, digests = [], []
+    for file in sorted(model.iterdir()):
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w") as archive:
+            archive.add(file, f"models/m/{file.name}")
+        digests.append(f"sha256:{hashlib.sha256(out.getvalue()).hexdigest()}")
+        layers.append(server.push_blob(repository, squeeze(out.getvalue()), f"{TAR}+{repository}"))
+    facts = {
+        "architecture": "amd64",
+        "os": "linux",
+        "rootfs": {"type": "layers", "diff_ids": digests},
+    }
+    config = server.push_blob(repository, json.dumps(facts).encode(), IMAGE_CONFIG)
+    server.push_manifest(repository, "v", layers, config=config)
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +183,42 @@ def test_the_same_tokens_and_few_bytes_more(
         assert len(own) == ranks
         assert share > 0.95
         assert served_bytes <= MOST * model_bytes + retries * CHUNK_BYTES
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_compressed_layers_are_fetched_once_for_the_node(
+    ranks: int, model: Path, registry: RegistryServer, variables: dict[str, str], tmp_path: Path
+) -> None:
+    more = {
+        "FASTLOAD_CACHE_DIR": str(tmp_path / "cache"),
+        "FASTLOAD_REPORT": str(tmp_path / "report"),
+    }
+    # TP=1 is started twice, the second time with what the first one has unpacked.
+    first = {name: f"oci://{registry.host}/{name}:v/models/m" for name in COMPRESSIONS}
+    again = {f"{name} again": uri for name, uri in first.items()} if ranks == 1 else {}
+    begin = len(registry.log_text())
+    found = tokens(ranks, {"directory": str(model), **first, **again}, variables | more)
+    assert len({str(row) for row in found["directory"]}) > 1
+    assert all(one == found["directory"] for one in found.values())
+    for name in COMPRESSIONS:
+        layers = [one for one in registry.requests(begin) if one.path.startswith(f"/v2/{name}/b")]
+        size_bytes: dict[str, int] = {}
+        for one in layers:
+            size_bytes[one.path] = size_bytes.get(one.path, 0) + one.body_bytes
+        rows = [
+            row
+            for row in map(json.loads, (tmp_path / "report").read_text().splitlines())
+            if f"/{name}:" in row["uri"]
+        ]
+        assert len(rows) == ranks * (1 + bool(again))
+        for row in rows:
+            assert row["pulled"]["state"] == "found"  # by the process that made the configuration
+        # The image's configuration is read too, and is no layer.
+        served_bytes = sum(size_bytes.values())
+        stored_bytes = rows[0]["pulled"]["size_bytes"]
+        print(f"TP={ranks} {name}: {served_bytes} of {stored_bytes} bytes")
+        # A request that looked slow may have been raced, on a busy machine.
+        assert stored_bytes <= served_bytes <= stored_bytes + 16 * 1024 + 2 * CHUNK_BYTES
 
 
 def test_what_is_not_in_the_registry_is_one_line(

@@ -90,7 +90,7 @@ def test_a_phase_that_fails_is_counted_and_its_error_goes_on(
 
 
 def test_an_unknown_phase_is_refused(report: LoadReport) -> None:
-    with pytest.raises(ValueError, match="phases are list, headers"):
+    with pytest.raises(ValueError, match="phases are pull, list, headers"):
         report.add_seconds("download", 1.0)
     with pytest.raises(ValueError, match="unknown phase 'download'"), report.phase("download"):
         pass

@@ -1,0 +1,225 @@
+"""What ends an unpacking, and how it shares the disk with others."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from fastload_common.config import Settings, load_settings
+from fastload_common.errors import (
+    ArchiveUnsafeError,
+    ChecksumMismatchError,
+    ConfigError,
+    FastloadError,
+    PullError,
+)
+from fastload_common.load import unpacked
+from fastload_common.load.model_root import open_model_root
+from fastload_common.testing.scripted_registry import ScriptedRegistry
+from tests.common.load.unpacked_models import (
+    entry,
+    entry_root,
+    forget,
+    push_image,
+    push_model,
+    start,
+)
+from tests.common.pull.images import Entry, archive, directory, file, symlink
+
+
+@pytest.fixture
+def registry() -> Iterator[ScriptedRegistry]:
+    with ScriptedRegistry() as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def forget_afterwards() -> Iterator[None]:
+    """What this process holds is not to outlive a test."""
+    yield
+    forget()
+
+
+@pytest.fixture
+def settings(registry: ScriptedRegistry, tmp_path: Path) -> Settings:
+    extra = {"progress": "off", "chunk_bytes": "64KiB", "memory_bytes": "1MiB", "max_attempts": "2"}
+    places = {"oci_plain_http": registry.host, "cache_dir": str(tmp_path / "cache")}
+    return load_settings(extra | places, {})
+
+
+@pytest.fixture
+def files(tensors: dict[str, torch.Tensor]) -> dict[str, bytes]:
+    names = sorted(tensors)
+    halves = (names[: len(names) // 2], names[len(names) // 2 :])
+    shards = {
+        f"model-0000{number}-of-00002.safetensors": save({name: tensors[name] for name in half})
+        for number, half in enumerate(halves, 1)
+    }
+    return shards | {"config.json": b'{"model_type": "x"}', "tokenizer.json": b"{}"}
+
+
+# -- what cannot be ---------------------------------------------------------------------------
+
+
+def test_a_damaged_layer_ends_the_load(
+    registry: ScriptedRegistry, files: dict[str, bytes], settings: Settings
+) -> None:
+    uri = push_model(registry, files)
+    digest = next(d for d, data in registry.blobs.items() if data[:2] == b"\x1f\x8b")
+    data = registry.blobs[digest]
+    registry.blobs[digest] = data[:-1] + bytes([data[-1] ^ 1])
+    with pytest.raises((ChecksumMismatchError, PullError)):
+        open_model_root(uri, settings)
+    assert not (entry(settings) / "complete.json").exists()
+    assert not (entry(settings) / "tree").exists()
+    registry.blobs[digest] = data
+    open_model_root(uri, settings).close()
+
+
+def test_others_can_put_nothing_there(
+    registry: ScriptedRegistry, files: dict[str, bytes], settings: Settings
+) -> None:
+    uri = push_model(registry, files)
+    open_model_root(uri, settings).close()
+    entry(settings).chmod(0o755)
+    with pytest.raises(PullError, match="not a directory of this user alone"):
+        open_model_root(uri, settings)
+    entry(settings).chmod(0o700)
+    entry_root(settings).chmod(0o777)
+    with pytest.raises(ConfigError, match="can be written by other users"):
+        open_model_root(uri, settings)
+    entry_root(settings).chmod(0o700)
+    entry_root(settings).parent.chmod(0o777)
+    with pytest.raises(ConfigError, match="can be replaced"):
+        open_model_root(uri, settings)
+
+
+HOSTILE: dict[str, list[Entry]] = {
+    "set-id": [file("m/config.json", b"{}", mode=0o4755)],
+    "device": [Entry("m/null", type=b"3", device=(1, 3))],
+    "above": [file("../config.json")],
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_pull_refuses_is_refused(
+    name: str, registry: ScriptedRegistry, settings: Settings, tmp_path: Path
+) -> None:
+    push_image(registry, "v", archive(*HOSTILE[name]))
+    with pytest.raises(ArchiveUnsafeError) as caught:
+        open_model_root(f"oci://{registry.host}/r:v/m", settings)
+    advised = "DIRECTORY --special drop, and load from there" in str(caught.value)
+    assert advised == (name != "above")
+    assert not (entry(settings) / "complete.json").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+
+
+def test_links_stay_inside(registry: ScriptedRegistry, settings: Settings, tmp_path: Path) -> None:
+    """In an image an absolute name counts from its root."""
+    secret = tmp_path / "secret.json"
+    secret.write_text("secret")
+    up = "../" * 40
+    tar = archive(
+        directory("m"),
+        file("models/real/config.json", b"{}"),
+        symlink("m/config.json", "/models/real/config.json"),
+        symlink("m/folder", "/models"),
+        symlink("m/secret.json", str(secret)),
+        symlink("m/other.json", f"{up}{secret}"),
+        symlink("m/etc", f"{up}etc"),
+    )
+    push_image(registry, "v", tar)
+    source = open_model_root(f"oci://{registry.host}/r:v/m", settings)
+    found = {item.key: source.read(item.object_id) for item in source.list()}
+    assert found == {"config.json": b"{}", "folder/real/config.json": b"{}"}
+
+
+# -- room -------------------------------------------------------------------------------------
+
+
+def test_without_room_nothing_is_fetched(
+    registry: ScriptedRegistry,
+    files: dict[str, bytes],
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    uri = push_model(registry, files)
+    monkeypatch.setattr(unpacked, "_disk", lambda path: (10, 1000))
+    with pytest.raises(PullError, match="has 10 B free") as caught:
+        open_model_root(uri, settings)
+    assert "FASTLOAD_CACHE_DIR" in str(caught.value)
+    layers = [digest for digest, data in registry.blobs.items() if not data.startswith(b"{")]
+    assert not any(registry.count(digest) for digest in layers)
+
+
+def test_what_nobody_uses_makes_room(
+    registry: ScriptedRegistry,
+    files: dict[str, bytes],
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for tag in ("old", "used"):
+        uri = push_model(registry, files | {"name.json": tag.encode()}, tag)
+        open_model_root(uri, settings).close()
+    both = list(entry_root(settings).glob("sha*"))
+    used = next(path for path in both if _holds(path, "used"))
+    old = next(path for path in both if _holds(path, "old"))
+    os.close(unpacked._held.pop(old))
+    user = start(f"oci://{registry.host}/r:used/m", settings)
+    assert user.stdout is not None
+    assert json.loads(user.stdout.readline())["state"] == "found"
+    os.close(unpacked._held.pop(used))
+    free = iter([(0, 1000), *[(1 << 40, 1000)] * 10])
+    monkeypatch.setattr(unpacked, "_disk", lambda path: next(free))
+    open_model_root(push_model(registry, files), settings).close()
+    assert not old.exists()
+    assert used.exists()
+    outcome_of_rest, _ = user.communicate("")
+    assert outcome_of_rest == ""
+    assert len(list(entry_root(settings).glob("sha*"))) == 2
+    assert not list(entry_root(settings).glob("*.gone"))
+
+
+def _holds(path: Path, tag: str) -> bool:
+    return (path / "tree/m/name.json").read_text() == tag
+
+
+def test_a_disk_that_fills_up_is_not_left_full(
+    registry: ScriptedRegistry,
+    files: dict[str, bytes],
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fill(uri: str, destination: Path, *_: Any, **__: Any) -> None:
+        (destination.parent / "bytes").write_bytes(bytes(1000))
+        raise PullError("full") from OSError(errno.ENOSPC, "No space left on device")
+
+    uri = push_model(registry, files)
+    monkeypatch.setattr(unpacked, "pull", fill)
+    with pytest.raises(PullError, match="full"):
+        open_model_root(uri, settings)
+    assert [path.name for path in entry_root(settings).iterdir()] == [".lock"]
+
+
+def test_a_file_system_without_locks_is_an_error_of_ours(
+    registry: ScriptedRegistry,
+    files: dict[str, bytes],
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(descriptor: int, kind: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    uri = push_model(registry, files)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(FastloadError, match="No locks available"):
+        open_model_root(uri, settings)
