@@ -81,6 +81,9 @@ METADATA_PATH = Name(
 IS_OBJECT_URI = Name(
     _STORES, "is_runai_obj_uri", "which models are object-store URIs", ("model_or_path",)
 )
+OBJECT_SCHEMES = Name(
+    _STORES, "SUPPORTED_SCHEMES", "oci:// is added: such models are object-store URIs, too"
+)
 DEFAULT_LOADER = Name(_LOADER, "DefaultModelLoader", "base class of the loader", ("load_config",))
 LOAD_MODEL = Name(
     _LOADER, "DefaultModelLoader.load_model", "called", ("model_config", "device_config")
@@ -226,7 +229,7 @@ COMPILE_NAMES: dict[str, tuple[EngineName, ...]] = {
 CONFIG_NAMES: dict[str, tuple[EngineName, ...]] = {
     _CONFIG: (LOAD_CONFIG, VERIFY_FORMAT),
     _PATHS: (MODEL_SOURCES, RESOLVE_FORMAT, DECLARE, RESOLVING, METADATA_PATH, IS_OBJECT_URI),
-    _STORES: (OBJECT_MODEL, PULL_METADATA, METADATA_PATH),
+    _STORES: (OBJECT_MODEL, PULL_METADATA, METADATA_PATH, OBJECT_SCHEMES),
 }
 """What the patches of a module need; probed when a process has imported that module."""
 
@@ -297,7 +300,7 @@ FIELDS: tuple[EngineName, ...] = tuple(
             "sglang.srt.arg_groups.fields.serving",
             "Serving",
             "whether a tokenizer must be there",
-            ("tokenizer_path", "skip_tokenizer_init"),
+            ("tokenizer_path", "skip_tokenizer_init", "served_model_name"),
         ),
         (_CONFIG, "LoadFormat", "the format that the base class is given", ("SAFETENSORS",)),
         (

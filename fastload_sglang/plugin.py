@@ -13,6 +13,7 @@ from fastload_common.engine.console import (
     show_own_errors_plainly,
 )
 from fastload_common.engine.names import LOAD_FORMAT, missing
+from fastload_common.engine.object_model import REGISTRY_SCHEME
 from fastload_common.engine.patch import apply_all
 from fastload_common.engine.unsupported import refuse
 from fastload_common.engine.when_imported import when_imported
@@ -62,6 +63,13 @@ def _offer_format() -> None:
         choices.append(LOAD_FORMAT)
 
 
+def _offer_registries() -> None:
+    """What has an unknown scheme SGLang takes for a server that hands out weights."""
+    schemes = compat.OBJECT_SCHEMES.get()
+    if REGISTRY_SCHEME not in schemes:
+        schemes.append(REGISTRY_SCHEME)
+
+
 def _patch(module: str) -> None:
     from fastload_sglang.patches import PATCHES
 
@@ -71,6 +79,8 @@ def _patch(module: str) -> None:
         refuse([patch.target for patch in patches], _asks, faults)
         return
     applied = apply_all(patches)
+    if module == compat.OBJECT_SCHEMES.module:
+        _offer_registries()
     if applied:
         logger.debug("fastload: patches applied: %s", ", ".join(applied))
 

@@ -24,6 +24,7 @@ class Wish:
         extra_config: ``--model-loader-extra-config``.
         wants_tokenizer: whether the engine will make one.
         checksums: where SGLang is to look for files' checksums, if it is to look.
+        served: the model's name for clients, if one is given.
     """
 
     model: str
@@ -34,6 +35,7 @@ class Wish:
     extra_config: Mapping[str, Any] = field(default_factory=dict)
     wants_tokenizer: bool = True
     checksums: str | None = None
+    served: str | None = None
 
     @property
     def fastload(self) -> bool:
@@ -42,6 +44,15 @@ class Wish:
     @property
     def fastload_draft(self) -> bool:
         return self.draft is not None and self.draft_format == LOAD_FORMAT
+
+    @property
+    def models(self) -> dict[str, str | None]:
+        """Models by the arguments that name them."""
+        return {
+            "model_path": self.model,
+            "tokenizer_path": self.tokenizer,
+            "speculative_draft_model_path": self.draft,
+        }
 
 
 def wish_of(server_args: Any) -> Wish:
@@ -63,6 +74,7 @@ def wish_of(server_args: Any) -> Wish:
         extra_config=_extra_config(view) if LOAD_FORMAT in (load_format, draft_format) else {},
         wants_tokenizer=not view.skip_tokenizer_init,
         checksums=view.model_checksum,
+        served=view.served_model_name,
     )
 
 

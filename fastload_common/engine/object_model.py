@@ -15,10 +15,12 @@ from fastload_common.load.metadata import (
     require_configuration,
     require_tokenizer,
 )
+from fastload_common.source.oci_reference import SCHEME as REGISTRY_SCHEME
 from fastload_common.source.oci_reference import is_oci_uri
 from fastload_common.source.registry import open_source, pinned_uri
 
 __all__ = [
+    "REGISTRY_SCHEME",
     "explain_format",
     "fetch_model",
     "fetch_tokenizer",

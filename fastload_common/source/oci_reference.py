@@ -11,6 +11,7 @@ from typing import Any
 from fastload_common.errors import ChecksumMismatchError, ConfigError, SourceError
 
 __all__ = [
+    "SCHEME",
     "OciReference",
     "check_digest",
     "digest_of",

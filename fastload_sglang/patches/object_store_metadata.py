@@ -6,7 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fastload_common.engine.object_model import explain_format, other_format_works
+from fastload_common.engine.object_model import (
+    explain_format,
+    is_registry_uri,
+    other_format_works,
+)
 from fastload_common.engine.patch import Patch
 from fastload_sglang import compat
 from fastload_sglang.metadata_link import fetched, is_linked, unlink
@@ -22,7 +26,7 @@ def _pull(
     # A link of another start, for another load format, is not what is wanted now.
     if is_linked(path) and (here is None or model_path in here.uris):
         return str(path)
-    if here is not None and not other_format_works():
+    if here is not None and (is_registry_uri(model_path) or not other_format_works()):
         explain_format(compat.ENGINE, model_path, here.load_format)
     unlink(path)
     return original(cls, model_path, *args, **kwargs)

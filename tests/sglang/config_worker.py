@@ -29,6 +29,7 @@ def decide(argv: list[str]) -> dict[str, Any]:
     return {
         "load_format": view.load_format,
         "draft_format": view.speculative_draft_load_format,
+        "served_model_name": view.served_model_name,
         **paths,
         "files": {
             name: sorted(f.name for f in Path(ObjectStorageModel.get_path(path)).glob("[!.]*"))
