@@ -30,9 +30,7 @@ def push_image(
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         archive.add(model, folder)
-    registry.push_manifest(
-        repository, tag, [registry.push_blob(repository, out.getvalue(), _TAR)]
-    )
+    registry.push_manifest(repository, tag, [registry.push_blob(repository, out.getvalue(), _TAR)])
 
 
 def served_bytes(registry: RegistryServer, repository: str, since: int) -> int:

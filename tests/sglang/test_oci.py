@@ -1,4 +1,4 @@
-"""Real SGLang from a registry: the same tokens as from a directory, few bytes more than the model."""
+"""Real SGLang from a registry: the same tokens as from a directory, few bytes more."""
 
 from __future__ import annotations
 
