@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -13,11 +14,14 @@ from fastload_common.load.cache_root import cache_roots, private_directory, temp
 
 __all__ = ["explained", "unpacked_root"]
 
+logger = logging.getLogger(__name__)
+
 
 def unpacked_root(settings: Settings, environ: Mapping[str, str] | None = None) -> Path:
     """The directory of all unpacked artifacts, which only this user can write; made if need be.
 
-    Where ``cache_dir`` is set, it is there or nowhere: a model must not fill another disk.
+    Where ``cache_dir`` is set, it is there or nowhere: a model must not fill another disk. Who can
+    write above it is then the operator's business, and a warning.
 
     Raises:
         ConfigError: it cannot be made, or others could put their files there.
@@ -30,6 +34,10 @@ def unpacked_root(settings: Settings, environ: Mapping[str, str] | None = None) 
             directory = root / "unpacked"
             private_directory(directory)
             reason = unsafe_reason(directory)
+            if reason is not None and settings.cache_dir is not None:
+                # An emptyDir of Kubernetes is such a directory, and nobody else is in its pod.
+                logger.warning("fastload: who may do this decides what is loaded: %s", reason)
+                reason = None
             if reason is None:
                 return directory.resolve()
         except OSError as error:
