@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import tarfile
 from pathlib import Path
@@ -24,13 +25,22 @@ def push_files(registry: RegistryServer, repository: str, tag: str, model: Path)
 
 
 def push_image(
-    registry: RegistryServer, repository: str, tag: str, model: Path, folder: str
+    registry: RegistryServer,
+    repository: str,
+    tag: str,
+    model: Path,
+    folder: str,
+    *,
+    compressed: bool = False,
 ) -> None:
-    """As an image of one layer that is not compressed."""
+    """As an image of one layer."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         archive.add(model, folder)
-    registry.push_manifest(repository, tag, [registry.push_blob(repository, out.getvalue(), _TAR)])
+    data, media_type = out.getvalue(), _TAR
+    if compressed:
+        data, media_type = gzip.compress(data, 1), _TAR + "+gzip"
+    registry.push_manifest(repository, tag, [registry.push_blob(repository, data, media_type)])
 
 
 def served_bytes(registry: RegistryServer, repository: str, since: int) -> int:

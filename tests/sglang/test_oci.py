@@ -56,17 +56,18 @@ def registry(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with RegistryServer(PrivateAuthority(tmp_path_factory.mktemp("authority"))) as server:
         push_files(server, "raw", "v", model)
         push_image(server, "image", "v", model, "models/m")
+        push_image(server, "gzip", "v", model, "models/m", compressed=True)
         yield server
 
 
-@pytest.mark.parametrize(("ranks", "repository"), [(1, "image"), (2, "raw")])
+@pytest.mark.parametrize(("ranks", "repository"), [(1, "image"), (2, "raw"), (2, "gzip")])
 def test_the_same_tokens_and_few_bytes_more(
     ranks: int, repository: str, model: Path, registry: RegistryServer, tmp_path: Path
 ) -> None:
     own = environment(tmp_path, ranks=ranks)
     with serving(tmp_path / "default.log", own, str(model), ranks=ranks) as server:
         wanted = [server.tokens(), server.checksums()]
-    uri = f"oci://{registry.host}/{repository}:v" + ("/models/m" if repository == "image" else "")
+    uri = f"oci://{registry.host}/{repository}:v" + ("" if repository == "raw" else "/models/m")
     more = registry.environ() | {
         "FASTLOAD_REPORT": str(tmp_path / "report"),
         "FASTLOAD_CHUNK_BYTES": str(CHUNK_BYTES),
@@ -83,11 +84,13 @@ def test_the_same_tokens_and_few_bytes_more(
     assert len(rows) == ranks
     # What the tag named, and not what it may name later.
     assert all(f"{repository}:v@sha256:" in row["uri"] for row in rows)
+    assert all(bool(row["pulled"]) == (repository == "gzip") for row in rows)
     model_bytes = sum(file.stat().st_size for file in model.iterdir())
     retries = sum(row["retries"] for row in rows)
     share = served_bytes(registry, repository, begin) / model_bytes
     print(f"TP={ranks} {repository}: {share:.4f} of {model_bytes} bytes, {retries} repeated")
-    assert 0.95 < share <= MOST + retries * CHUNK_BYTES / model_bytes
+    # Of what is compressed it sends less.
+    assert 0.5 < share <= MOST + retries * CHUNK_BYTES / model_bytes
 
 
 @pytest.mark.parametrize(
