@@ -48,7 +48,7 @@ _FIRST_RANK_SPEAKS_S = 2.0
 
 
 class FastloadModelLoader(_Base):  # type: ignore[misc]  # SGLang is not there when types are checked
-    """Loads weights from ``s3://`` URIs, directories and hub ids.
+    """Loads weights from ``s3://`` and ``oci://`` URIs, directories and hub ids.
 
     Raises:
         EngineUnsupportedError: this SGLang lacks something that the loader needs.
@@ -146,7 +146,7 @@ class FastloadModelLoader(_Base):  # type: ignore[misc]  # SGLang is not there w
             return model
         if "://" in model or model.startswith(("/", "./", "~")):
             raise ConfigError(
-                f"no such directory: {model}", hint="name a directory or an s3:// URI"
+                f"no such directory: {model}", hint="name a directory, or an s3:// or oci:// URI"
             )
         folder, _, _ = self._prepare_weights(model, revision, False, patterns)
         return str(folder)

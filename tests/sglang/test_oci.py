@@ -109,13 +109,37 @@ def test_what_is_not_in_the_registry_is_one_line(
     assert uri in last
 
 
-def test_arguments_name_the_digest_and_clients_the_tag(
+def test_credentials_that_are_refused_are_one_line(
     registry: RegistryServer, tmp_path: Path
+) -> None:
+    nobody = registry.environ() | {"DOCKER_CONFIG": str(tmp_path), "HOME": str(tmp_path)}
+    nobody.pop("REGISTRY_AUTH_FILE", None)
+    uri = f"oci://{registry.host}/raw:v"
+    variables = environment(tmp_path, nobody)
+    status, output, left = run(variables, *command(uri, "--load-format", "fastload"))
+    assert (status, left) == (1, [])
+    assert "Traceback" not in output
+    last = output.strip().splitlines()[-1]
+    assert last.startswith("fastload: AccessDeniedError: ")
+    assert "no credentials" in last
+
+
+def test_arguments_name_the_digest_and_clients_the_tag(
+    model: Path, registry: RegistryServer, tmp_path: Path
 ) -> None:
     uri = f"oci://{registry.host}/raw:v"
     given = {
         "plain": ["--model-path", uri, "--load-format", "fastload"],
         "named": ["--model-path", uri, "--load-format", "fastload", "--served-model-name", "m"],
+        "tokenizer": [
+            *("--model-path", str(model), "--load-format", "fastload", "--tokenizer-path", uri)
+        ],
+        "draft": [
+            *("--model-path", uri, "--load-format", "fastload"),
+            *("--speculative-draft-model-path", f"oci://{registry.host}/image:v/models/m"),
+            *("--speculative-algorithm", "STANDALONE", "--speculative-num-steps", "2"),
+            *("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "3"),
+        ],
         "pinned": ["--model-path", f"{uri}@{'sha256:' + '0' * 64}", "--load-format", "fastload"],
     }
     jobs = json.dumps([{"argv": [*argv, *sglang_cpu.ARGUMENTS]} for argv in given.values()])
@@ -131,5 +155,10 @@ def test_arguments_name_the_digest_and_clients_the_tag(
         assert row["tokenizer_path"] == row["model_path"]
         assert {"config.json", "tokenizer.json"} <= set(row["files"]["model_path"])
     assert found["plain"]["served_model_name"] == uri
+    assert found["tokenizer"]["model_path"] == str(model)
+    assert found["tokenizer"]["tokenizer_path"].startswith(f"{uri}@sha256:")
+    draft = found["draft"]["speculative_draft_model_path"]
+    assert draft.startswith(f"oci://{registry.host}/image:v@sha256:")
+    assert draft.endswith("/models/m")
     assert found["named"]["served_model_name"] == "m"
     assert "ObjectMissingError" in found["pinned"]["error"]
