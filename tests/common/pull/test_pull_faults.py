@@ -10,12 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,8 +26,6 @@ from fastload_common.errors import (
     PullError,
     SourceUnavailableError,
 )
-from fastload_common.pull import workers
-from fastload_common.pull.inflate import Inflater, open_inflater
 from fastload_common.pull.pull import pull
 from fastload_common.pull.records import PullReport
 from fastload_common.testing.scripted_registry import (
@@ -117,30 +113,6 @@ def blob_requests(server: ScriptedRegistry | ScriptedStorage, digest: str) -> li
 
 def largest(site: Site) -> tuple[str, bytes]:
     return max(site.registry.blobs.items(), key=lambda item: len(item[1]))
-
-
-def test_a_window_is_freed_before_another_layer_gets_its_memory(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alive: weakref.WeakSet[Inflater] = weakref.WeakSet()
-    left: list[int] = []
-    holding = workers.Windows.holding
-
-    def opened(*args: Any) -> Inflater:
-        alive.add(made := open_inflater(*args))
-        return made
-
-    @contextmanager
-    def held(self: workers.Windows, size_bytes: int) -> Iterator[None]:
-        with holding(self, size_bytes):
-            yield
-            left.append(len(alive))
-
-    monkeypatch.setattr(workers, "open_inflater", opened)
-    monkeypatch.setattr(workers.Windows, "holding", held)
-    site.pull(max_concurrent_unpacks_per_image=1)
-    site.check()
-    assert left == [0] * len(site.tars)
 
 
 def test_a_body_that_ends_early_costs_the_missing_bytes_only(site: Site) -> None:
