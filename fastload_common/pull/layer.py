@@ -7,19 +7,23 @@ until then.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from fastload_common.errors import ArchiveInvalidError, ArchiveUnsafeError
 from fastload_common.pull.layer_log import LogWriter, Note, Record
 from fastload_common.pull.policy import (
+    DIRECTORY_BYTES,
     Ownership,
     Special,
     check_linked,
     check_symlink,
     device_refused,
+    disk_bytes,
     make_device,
     mode_of,
     set_xattrs,
@@ -44,6 +48,7 @@ class Unpacked:
         entries: all of the archive.
         file_bytes: content of its files.
         archive_bytes: of the archive, not compressed.
+        on_disk_bytes: see `policy.disk_bytes`, of all entries.
         left_out: devices, pipes and the like that were dropped, or could not be made.
         not_owned: files and directories that this process may not give to their owner.
     """
@@ -51,6 +56,7 @@ class Unpacked:
     entries: int = 0
     file_bytes: int = 0
     archive_bytes: int = 0
+    on_disk_bytes: int = 0
     left_out: int = 0
     not_owned: int = 0
 
@@ -59,7 +65,7 @@ def unpack_layer(
     next_piece: Callable[[], bytes],
     directory: Path,
     log: LogWriter,
-    allow: Callable[[int, int], None],
+    allow: Callable[[int, int, int], None],
     allow_content: Callable[[int], None],
     *,
     special: Special,
@@ -70,8 +76,8 @@ def unpack_layer(
     Args:
         next_piece: the archive's bytes, not compressed; empty at the end. All of it is read.
         directory: exists and is empty; only this process writes there.
-        allow: told, before an entry is made, its bytes and those of the archive so far; raises
-            where it is too much.
+        allow: told, before an entry is made, its bytes, those of the archive so far, and what
+            all entries take on the disk; raises where it is too much.
         allow_content: the same for the archive's bytes so far alone, at each piece.
         special: see `policy.Special`.
         is_image: whether it is a layer of an image's root file system.
@@ -81,20 +87,48 @@ def unpack_layer(
         OSError: the disk is full, or the like.
     """
     reader = TarReader(_bounded(next_piece, allow_content))
+    on_disk_bytes = 0
 
     def implicit(parts: Parts) -> None:
-        allow(0, reader.read_bytes)  # one header can name more than a hundred of them
+        nonlocal on_disk_bytes
+        on_disk_bytes += DIRECTORY_BYTES
+        allow(
+            0, reader.read_bytes, on_disk_bytes
+        )  # one header can name more than a hundred of them
         log.add(Record(Note.IMPLICIT, parts))
 
     with SafeTree(directory, implicit) as tree:
         unpacking = _Unpacking(tree, log, special, is_image)
         for entry in reader.entries():
-            allow(entry.size_bytes, reader.read_bytes)
-            unpacking.make(entry, reader)
+            on_disk_bytes += disk_bytes(entry)
+            allow(entry.size_bytes, reader.read_bytes, on_disk_bytes)
+            with _named(entry):
+                unpacking.make(entry, reader)
         done = unpacking.done
         done.archive_bytes = reader.read_bytes
+        done.on_disk_bytes = on_disk_bytes
         done.not_owned = unpacking.ownership.refused
         return done
+
+
+@contextlib.contextmanager
+def _named(entry: Entry) -> Iterator[None]:
+    """Name the entry where the file system refuses it for what it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EMLINK:
+            why = "the file system allows no more hard links to one file, or directories in one"
+        elif error.errno == errno.ENAMETOOLONG:
+            why = "its name is too long for this file system"
+        elif error.errno in (errno.EFBIG, errno.EOVERFLOW):
+            why = "it is larger than a file may be here"
+        else:
+            raise
+        raise ArchiveInvalidError(
+            f"{entry.shown} cannot be made: {why}",
+            hint="pull to another file system, or have it packed otherwise",
+        ) from error
 
 
 def _bounded(next_piece: Callable[[], bytes], allow: Callable[[int], None]) -> Callable[[], bytes]:
@@ -144,9 +178,23 @@ class _Unpacking:
         mode = mode_of(entry, parts, self._special)
         xattrs = xattrs_of(entry, parts, self._special)
         self._tree.make_directory(parts)
+        self._try_xattrs(xattrs, parts)
         self._log.add(
             Record(Note.DIRECTORY, parts, (), mode, entry.uid, entry.gid, entry.mtime_ns, xattrs)
         )
+
+    def _try_xattrs(self, xattrs: tuple[tuple[bytes, bytes], ...], parts: Parts) -> None:
+        """They are set last of all, by `merge`; what cannot be set is better known now.
+
+        Others than those of users may change what this process may do in the directory.
+        """
+        tried = tuple(one for one in xattrs if one[0].startswith(b"user."))
+        if tried:
+            descriptor = self._tree.directory(parts)
+            set_xattrs(descriptor, tried, parts)
+            for name, _ in tried:
+                with contextlib.suppress(OSError):
+                    os.removexattr(descriptor, name)
 
     def _file(self, entry: Entry, parts: Parts, reader: TarReader) -> None:
         mode = mode_of(entry, parts, self._special)
@@ -157,7 +205,7 @@ class _Unpacking:
                 _write(descriptor, piece)
             self.ownership.give(descriptor, entry.uid, entry.gid)
             os.fchmod(descriptor, mode)  # after the owner: that clears set-id bits
-            set_xattrs(descriptor, xattrs)
+            set_xattrs(descriptor, xattrs, parts)
             os.utime(descriptor, ns=(entry.mtime_ns, entry.mtime_ns))
         finally:
             os.close(descriptor)

@@ -142,6 +142,14 @@ class _Root:
                     "file of this layer or of one below",
                     hint="the archive is damaged, or was made to harm",
                 ) from None
+            except OSError as error:
+                if error.errno != errno.EMLINK:
+                    raise
+                raise ArchiveInvalidError(
+                    f"{shown(record.path)} cannot be made: the file system allows no more hard "
+                    f"links to {shown(record.target)}",
+                    hint="pull to another file system, or have it packed otherwise",
+                ) from None
 
     def dress(self, record: Record, ownership: Ownership) -> None:
         """Give a directory its own owner, mode and time, where it is still one."""
@@ -261,5 +269,5 @@ def _dress(descriptor: int, record: Record, ownership: Ownership) -> None:
     # Without these bits a user could not enter, or remove, what this pull has made.
     mode = record.mode if os.geteuid() == 0 else record.mode | 0o700
     os.fchmod(descriptor, mode)
-    set_xattrs(descriptor, record.xattrs)
+    set_xattrs(descriptor, record.xattrs, record.path)
     os.utime(descriptor, ns=(record.mtime_ns, record.mtime_ns))

@@ -5,17 +5,53 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fastload_common.pull.safe_tree import Parts, SafeTree, split_name
+from fastload_common.errors import ArchiveInvalidError
+from fastload_common.pull.safe_tree import Parts, SafeTree, shown, split_name
 from fastload_common.pull.spool import Spool
 
-__all__ = ["place_files"]
+__all__ = ["check_names", "place_files"]
 
 _FILE_MODE = 0o644
 _DIRECTORY_MODE = 0o755
 _COPY_BYTES = 1 << 20
+
+
+def check_names(names: Iterable[str], longest_step_bytes: int) -> None:
+    """Whether all of these can be files of one directory, before any of them is fetched.
+
+    Raises:
+        ArchiveUnsafeError: a name leads out of the tree.
+        ArchiveInvalidError: two are the same file, or one is a file and another lies below it; or
+            a name is too long.
+    """
+    # With NUL for the slash, what lies below a name comes right after it.
+    paths = sorted(b"\0".join(split_name(os.fsencode(name), "an object")) for name in names)
+    before = None
+    for path in paths:
+        if any(len(step) > longest_step_bytes for step in path.split(b"\0")):
+            raise ArchiveInvalidError(
+                f"the name of {_shown(path)} is too long for this file system, which allows "
+                f"{longest_step_bytes} bytes between slashes",
+                hint="pull to another file system, or leave it out with FASTLOAD_IGNORE_PATTERNS",
+            )
+        if before is not None and (path == before or path.startswith(before + b"\0")):
+            what = (
+                "two objects have this name, or names that differ by slashes only"
+                if path == before
+                else f"it is an object, and {_shown(path)} lies below it"
+            )
+            raise ArchiveInvalidError(
+                f"{_shown(before)} cannot be made: {what}",
+                hint="leave one of them out with FASTLOAD_IGNORE_PATTERNS, or rename it",
+            )
+        before = path
+
+
+def _shown(path: bytes) -> str:
+    return shown(path.replace(b"\0", b"/"))
 
 
 def place_files(files: Sequence[tuple[str, Spool]], tree: Path) -> None:

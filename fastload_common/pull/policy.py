@@ -13,12 +13,13 @@ import stat
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fastload_common.errors import ArchiveUnsafeError
+from fastload_common.errors import ArchiveInvalidError, ArchiveUnsafeError
 from fastload_common.pull.safe_tree import Parts, shown
 from fastload_common.pull.tar_header import Entry, Kind
 from fastload_common.units import GIB, format_size
 
 __all__ = [
+    "DIRECTORY_BYTES",
     "SPECIALS",
     "Allowance",
     "Ownership",
@@ -26,6 +27,7 @@ __all__ = [
     "check_linked",
     "check_symlink",
     "device_refused",
+    "disk_bytes",
     "make_device",
     "mode_of",
     "set_xattrs",
@@ -40,12 +42,18 @@ _SET_ID = 0o6000
 _BASE_BYTES = 1 * GIB
 _LARGEST_RATIO = 64
 _MOST_ENTRIES = 4_000_000
+_BLOCK_BYTES = 4096
+DIRECTORY_BYTES = _BLOCK_BYTES
+"""What a directory takes on a disk."""
+_INLINE_LINK_BYTES = 59  # a longer symbolic link takes a block of its own
 _HINT = (
     "pass --special keep for an image of an operating system that you trust, or --special drop to "
     "unpack it without"
 )
 # What the kernel or the file system does not let this process set is left out.
 _NOT_ALLOWED = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EINVAL, errno.ENODATA)
+# ENOSPC comes also where one file's attributes are more than its block holds.
+_TOO_LARGE = (errno.E2BIG, errno.ENOSPC, errno.ERANGE, errno.ENAMETOOLONG)
 
 
 class Allowance:
@@ -62,27 +70,31 @@ class Allowance:
             _BASE_BYTES + _LARGEST_RATIO * compressed_bytes if most_bytes is None else most_bytes
         )
         self._bytes: dict[int, int] = {}
+        self._disk_bytes: dict[int, int] = {}
         self._entries: dict[int, int] = {}
 
-    def entry(self, layer: int, size_bytes: int, so_far_bytes: int) -> None:
+    def entry(self, layer: int, size_bytes: int, so_far_bytes: int, on_disk_bytes: int) -> None:
         """A layer wants to unpack an entry of so many bytes.
 
         Args:
             so_far_bytes: what the layer has unpacked to, headers included.
+            on_disk_bytes: what all its entries take on a disk, this one included.
 
         Raises:
             ArchiveUnsafeError: that is too much.
         """
         self._entries[layer] = self._entries.get(layer, 0) + 1
+        self._disk_bytes[layer] = on_disk_bytes
         self.content(layer, so_far_bytes + size_bytes)
         if sum(self._entries.values()) > _MOST_ENTRIES:
             raise ArchiveUnsafeError(
                 f"the layers have more than {_MOST_ENTRIES} entries", hint="unpack it otherwise"
             )
 
-    def resume(self, layer: int, archive_bytes: int, entries: int) -> None:
+    def resume(self, layer: int, archive_bytes: int, entries: int, on_disk_bytes: int) -> None:
         """A former pull has unpacked a layer; raises as `content`."""
         self._entries[layer] = entries
+        self._disk_bytes[layer] = on_disk_bytes
         self.content(layer, archive_bytes)
 
     def content(self, layer: int, so_far_bytes: int) -> None:
@@ -92,7 +104,7 @@ class Allowance:
             ArchiveUnsafeError: that is too much.
         """
         self._bytes[layer] = so_far_bytes
-        total_bytes = sum(self._bytes.values())
+        total_bytes = max(sum(self._bytes.values()), sum(self._disk_bytes.values()))
         if total_bytes > self._most_bytes:
             whose = "max_unpacked_bytes" if self._is_set else "64 times their compressed size"
             raise ArchiveUnsafeError(
@@ -129,6 +141,21 @@ class Ownership:
             self.refused += 1
 
 
+def disk_bytes(entry: Entry) -> int:
+    """What an entry takes on a file system of 4 KiB blocks.
+
+    A directory one block, a file's content whole blocks, attributes one, a long symbolic link one.
+    Empty files, hard links and short symbolic links take none: they are counted by their headers.
+    """
+    if entry.kind is Kind.DIRECTORY:
+        blocks = 1
+    elif entry.kind is Kind.SYMLINK:
+        blocks = int(len(entry.link) > _INLINE_LINK_BYTES)
+    else:
+        blocks = -(-entry.size_bytes // _BLOCK_BYTES)
+    return (blocks + bool(entry.xattrs)) * _BLOCK_BYTES
+
+
 def mode_of(entry: Entry, parts: Parts, special: Special) -> int:
     """The mode that a file or directory gets.
 
@@ -162,12 +189,22 @@ def xattrs_of(entry: Entry, parts: Parts, special: Special) -> tuple[tuple[bytes
     return tuple(plain.items())
 
 
-def set_xattrs(descriptor: int, xattrs: tuple[tuple[bytes, bytes], ...]) -> None:
-    """Set attributes where that is allowed and the file system has them."""
+def set_xattrs(descriptor: int, xattrs: tuple[tuple[bytes, bytes], ...], parts: Parts) -> None:
+    """Set attributes where that is allowed and the file system has them.
+
+    Raises:
+        ArchiveInvalidError: they are more than the file system takes.
+    """
     for name, value in xattrs:
         try:
             os.setxattr(descriptor, name, value)
         except OSError as error:
+            if error.errno in _TOO_LARGE:
+                raise ArchiveInvalidError(
+                    f"{shown(parts)}: the file system does not take the attribute {shown(name)} of "
+                    f"{len(value)} bytes: {error.strerror}",
+                    hint="store it without; or, where the disk is full, make room",
+                ) from None
             if error.errno not in _NOT_ALLOWED:
                 raise
 

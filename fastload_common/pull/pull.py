@@ -9,6 +9,7 @@ the other.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import logging
 import os
@@ -17,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fastload_common.clock import Clock, SystemClock
 from fastload_common.config import Settings
@@ -26,13 +28,13 @@ from fastload_common.pull.download import Download
 from fastload_common.pull.layer import Unpacked
 from fastload_common.pull.merge import merge_layers
 from fastload_common.pull.node_slots import NodeSlots
-from fastload_common.pull.placing import place_files
+from fastload_common.pull.placing import check_names, place_files
 from fastload_common.pull.plans import PullSource, open_plan
 from fastload_common.pull.policy import Allowance, Ownership, Special
 from fastload_common.pull.records import FileItem, Item, LayerItem, PullPlan, PullReport
 from fastload_common.pull.sizes import WINDOWS_BYTES, PullSizes, choose_pull_sizes
 from fastload_common.pull.spool import Spool
-from fastload_common.pull.stage import Stage, UnpackedLayer
+from fastload_common.pull.stage import FinishedTree, Stage, UnpackedLayer
 from fastload_common.pull.workers import Comparing, Job, Unpacking, Windows, Workers
 from fastload_common.source.base import ObjectSource
 from fastload_common.source.uri import is_file_uri
@@ -131,15 +133,43 @@ class _Pull:
         self._report = PullReport(plan.uri, str(stage.destination))
 
     def run(self) -> PullReport:
+        tree = FinishedTree(self._stage, self._identity())
+        facts = tree.facts()
+        if facts is not None:
+            self._take_over(facts)
+            self._stage.commit()
+            return self._finish()
         self._prepare()
         jobs = self._jobs()
         with self._slots("download", self._settings.max_concurrent_downloads) as connections:
             sizes = self._sizes(connections)
             logger.debug("pull: %s", sizes)
             self._transfer(jobs, sizes)
+        self._stage.check_free()
         self._assemble()
-        self._stage.commit()
+        try:
+            self._stage.commit()
+        except PullError:
+            ready = [dataclasses.asdict(one) for one in self._work.ready.values()]
+            counts = {"not_owned": self._report.not_owned, "compared": self._report.compared}
+            tree.keep({"layers": ready, "counts": counts})
+            raise
         return self._finish()
+
+    def _identity(self) -> str:
+        plan = self._plan
+        files = [(one.name, one.key) for one in plan.files]
+        layers = [(one.key, one.diff_id) for one in plan.layers]
+        return repr((files, layers, plan.is_image, self._special, self._settings.verify))
+
+    def _take_over(self, facts: dict[str, Any]) -> None:
+        """Report what the pull that made the tree has done."""
+        layers = enumerate(facts["layers"])
+        self._work.ready = {number: Unpacked(**one) for number, one in layers}
+        self._report.not_owned = facts["counts"]["not_owned"]
+        self._report.compared = facts["counts"]["compared"]
+        self._report.resumed_bytes = self._plan.size_bytes
+        self._advance(self._plan.size_bytes)
 
     def discard_unverified(self) -> bool:
         """Delete blobs that were not verified; whether any of them came from an earlier run."""
@@ -153,6 +183,8 @@ class _Pull:
     def _prepare(self) -> None:
         """Take over what a former run left."""
         plan, work = self._plan, self._work
+        check_names([one.name for one in plan.files], os.pathconf(self._stage.path, "PC_NAME_MAX"))
+        self._stage.check_sizes(plan.items)
         for item in plan.items:
             if isinstance(item, LayerItem):
                 layer = UnpackedLayer(self._stage, item, self._special, plan.is_image)
@@ -191,7 +223,9 @@ class _Pull:
         windows = Windows(WINDOWS_BYTES)
         allowance = Allowance(self._plan.size_bytes, self._settings.max_unpacked_bytes)
         for number, unpacked in self._work.ready.items():
-            allowance.resume(number, unpacked.archive_bytes, unpacked.entries)
+            allowance.resume(
+                number, unpacked.archive_bytes, unpacked.entries, unpacked.on_disk_bytes
+            )
         jobs: list[Job] = []
         for key, items in self._work.items.items():
             for item in items:

@@ -17,16 +17,18 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from fastload_common.errors import ConfigError, PullError
 from fastload_common.pull.policy import Special
-from fastload_common.pull.records import LayerItem
+from fastload_common.pull.records import Item, LayerItem
+from fastload_common.units import format_size
 
-__all__ = ["Stage", "UnpackedLayer"]
+__all__ = ["FinishedTree", "Stage", "UnpackedLayer"]
 
 _NAME = ".fastload-pull-"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_VERSION = 2
+_VERSION = 3
 
 
 class Stage:
@@ -48,8 +50,6 @@ class Stage:
         self.blobs = self._made("blobs")
         self.layers = self._made("layers")
         self.tree = self.path / "tree"
-        if self.tree.exists():  # of a pull that was ended while it put all together
-            shutil.rmtree(self.tree)
 
     def __enter__(self) -> Stage:
         return self
@@ -76,6 +76,37 @@ class Stage:
                 else:
                     os.unlink(entry.path)
 
+    def check_sizes(self, items: Iterable[Item]) -> None:
+        """What no disk of this size ever holds is a mistake of the manifest, or a lie.
+
+        Raises:
+            PullError: one of the items.
+        """
+        status = os.statvfs(self.path)
+        disk_bytes = status.f_blocks * status.f_frsize
+        for item in items:
+            size_bytes = item.object_id.size_bytes
+            if size_bytes > disk_bytes:
+                raise PullError(
+                    f"{item.object_id.uri} is said to have {format_size(size_bytes)}, and the disk "
+                    f"of {self.destination} has {format_size(disk_bytes)} in all",
+                    hint="look at its manifest, or name a directory on another disk",
+                )
+
+    def check_free(self) -> None:
+        """Look at the destination once more, before the layers are used up.
+
+        Raises:
+            PullError: somebody has put something there meanwhile.
+        """
+        try:
+            _checked(self.destination)
+        except ConfigError as error:
+            raise PullError(
+                f"everything was pulled and verified, but {error.what}",
+                hint="pull again when it is free: nothing is fetched twice",
+            ) from None
+
     def commit(self) -> None:
         """Rename the tree to the destination, and remove the stage.
 
@@ -88,7 +119,7 @@ class Stage:
             raise PullError(
                 f"everything was pulled and verified, but {self.destination} could not be made: "
                 f"{error.strerror}",
-                hint="pull again when it is free",
+                hint="pull again when it is free: nothing is fetched twice",
             ) from error
         _sync(self.destination.parent)
         self.remove()
@@ -167,10 +198,7 @@ class UnpackedLayer:
 
     def finish(self, facts: dict[str, int]) -> None:
         """Say that it is complete and verified."""
-        text = json.dumps({"boot": _boot_id(), "state": self._state(), "facts": facts})
-        temporary = self._done.with_name(self._done.name + ".new")
-        temporary.write_text(text, encoding="ascii")
-        os.replace(temporary, self._done)
+        _write_facts(self._done, {"boot": _boot_id(), "state": self._state(), "facts": facts})
 
     def facts(self) -> dict[str, int] | None:
         """What `finish` was given; None where it is not complete, or is not as it was left.
@@ -187,19 +215,62 @@ class UnpackedLayer:
             return None
 
     def _state(self) -> str:
-        digest = hashlib.sha256()
-        for path in (os.fsencode(self.log), os.fsencode(self.directory)):
-            for name, status in _walk(path):
-                numbers = (
-                    status.st_ino,
-                    status.st_mode,
-                    status.st_uid,
-                    status.st_size,
-                    status.st_mtime_ns,
-                    status.st_ctime_ns,
-                )
-                digest.update(name + repr(numbers).encode())
-        return digest.hexdigest()
+        return _state(self.log, self.directory)
+
+
+class FinishedTree:
+    """The merged tree of a pull of which only the last rename failed.
+
+    Args:
+        identity: of all that the tree depends on.
+    """
+
+    def __init__(self, stage: Stage, identity: str) -> None:
+        self._tree = stage.tree
+        self._done = stage.path / "tree.done"
+        self._identity = hashlib.sha256(f"{_VERSION} {identity}".encode()).hexdigest()
+
+    def keep(self, facts: dict[str, Any]) -> None:
+        """Say that it is complete, for the next pull."""
+        state = {"boot": _boot_id(), "identity": self._identity, "state": _state(self._tree)}
+        _write_facts(self._done, {**state, "facts": facts})
+
+    def facts(self) -> dict[str, Any] | None:
+        """What `keep` was given; None where the tree is not complete, or another: it is removed."""
+        try:
+            found = json.loads(self._done.read_text(encoding="ascii"))
+            wanted = {"boot": _boot_id(), "identity": self._identity, "state": _state(self._tree)}
+            if all(found[name] == value for name, value in wanted.items()):
+                return dict(found["facts"])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        with contextlib.suppress(FileNotFoundError):
+            self._done.unlink()
+        if self._tree.exists():
+            shutil.rmtree(self._tree)
+        return None
+
+
+def _write_facts(path: Path, facts: dict[str, Any]) -> None:
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(json.dumps(facts), encoding="ascii")
+    os.replace(temporary, path)
+
+
+def _state(*paths: Path) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        for name, status in _walk(os.fsencode(path)):
+            numbers = (
+                status.st_ino,
+                status.st_mode,
+                status.st_uid,
+                status.st_size,
+                status.st_mtime_ns,
+                status.st_ctime_ns,
+            )
+            digest.update(name + repr(numbers).encode())
+    return digest.hexdigest()
 
 
 def _walk(top: bytes) -> Iterable[tuple[bytes, os.stat_result]]:

@@ -105,8 +105,8 @@ class Unpacking:
     def _unpack(self, read: _Tee, content: Digest, sizes: PullSizes) -> Unpacked:
         item = self.item
 
-        def allow(size_bytes: int, so_far_bytes: int) -> None:
-            self.allowance.entry(item.number, size_bytes, so_far_bytes)
+        def allow(size_bytes: int, so_far_bytes: int, on_disk_bytes: int) -> None:
+            self.allowance.entry(item.number, size_bytes, so_far_bytes, on_disk_bytes)
 
         try:
             head = b""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import struct
 import threading
 import time
@@ -313,9 +314,13 @@ def test_a_destination_that_is_taken_meanwhile_is_left_alone(
         return source
 
     scene.blobs.source = opened
-    with pytest.raises(PullError, match="could not be made"):
+    with pytest.raises(PullError, match="is not empty -> pull again when it is free"):
         scene.blobs.pull(scene.monkeypatch, scene.destination, tars, tars)
     assert [path.name for path in scene.destination.iterdir()] == ["mine"]
+    shutil.rmtree(scene.destination)
+    report = scene.pull(tars)
+    assert scene.sources[-1].given_bytes == report.fetched_bytes == 0
+    scene.check(tars)
 
 
 def test_an_empty_directory_may_be_the_destination(scene: Scene, tars: list[bytes]) -> None:
