@@ -102,7 +102,8 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         "needed_bytes": report.needed_bytes,
         "model_bytes": report.model_bytes,
         "phases_s": report.as_dict()["phases_s"],
-        "node_cache": report.as_dict()["node_cache"],
+        # Without the directory: results are for others, too.
+        "node_cache": {k: v for k, v in report.as_dict()["node_cache"].items() if k != "directory"},
     }
 
 
