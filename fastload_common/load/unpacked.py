@@ -5,7 +5,7 @@ Layout in the directory that `unpacked_root` gives::
     <digest>/lock              held shared by whoever reads there, exclusively by who fills it
     <digest>/tree/             what the layers hold
     <digest>/complete.json     written last; without it nothing in the tree is believed
-    <digest>/begun             which start of the machine the pull was begun in
+    <digest>/pulled            what the tree held when it was pulled, until that is complete.json
     <digest>/.fastload-pull-*  what is not verified yet; a pull that was ended goes on from there
     *.gone, .lock              being removed; held for a moment by who renames one to that
 
@@ -22,9 +22,10 @@ import fcntl
 import json
 import logging
 import os
+import re
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from fastload_common.config import Settings
 from fastload_common.errors import ArchiveUnsafeError, DeadlineError, PullError
 from fastload_common.load.cache_root import private_directory, temporary_root
 from fastload_common.load.progress import Progress, make_progress
+from fastload_common.load.unpacked_note import read_note, write_note
 from fastload_common.load.unpacked_root import explained
 from fastload_common.load.unpacked_tree import (
     allocated_bytes,
@@ -54,7 +56,7 @@ _POLL_S = 0.1
 _SAY_S = 10.0
 _FREE_SHARE = 0.15
 """Of the disk, that is to stay free: the node cache leaves as much."""
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NAME = re.compile(r"sha(256-[0-9a-f]{64}|512-[0-9a-f]{128})(-[0-9a-f]{8}\.gone)?")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _held: dict[Path, int] = {}
@@ -92,7 +94,7 @@ class UnpackedArtifact:
         self.directory = root / uri.rpartition("@")[2].replace(":", "-")
         self._tree = self.directory / "tree"
         self._complete = self.directory / "complete.json"
-        self._begun = self.directory / "begun"
+        self._pulled = self.directory / "pulled"
 
     def find(self) -> Unpacked | None:
         """What is there already, now held by this process; None: it is not, or not whole.
@@ -196,25 +198,26 @@ class UnpackedArtifact:
 
     def _fill(self, left_s: float | None, progress: bool) -> None:
         started_s = self._clock.monotonic_s()
-        report: dict[str, Any] = {}
         self._complete.unlink(missing_ok=True)
-        if not self._tree.is_dir() or _text(self._begun) != _boot_id():
-            # Without that note nobody knows whether all of a tree is there, or has been on the
-            # disk when the machine went down.
+        # Without that note nobody knows whether all of a tree is there, or has been on the disk
+        # when the machine went down.
+        report = read_note(self._pulled)
+        if report is None or not self._holds(report):
             remove_tree(self._tree)
-            self._begun.write_text(_boot_id(), encoding="ascii")
             report = self._pull(left_s, progress)
-        confine_links(self._tree)
+            confine_links(self._tree)
+            report |= contents_of(self._tree)
+            write_note(self._pulled, report)
         force_to_disk(self.directory)
         wall_s = round(self._clock.monotonic_s() - started_s, 6)
-        facts = report | contents_of(self._tree) | {"pull_s": wall_s}
+        facts = report | {"pull_s": wall_s}
         temporary = self._complete.with_suffix(".new")
         with open(temporary, "w", encoding="ascii") as stream:
             json.dump({"uri": self._uri, "facts": facts}, stream)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, self._complete)
-        self._begun.unlink(missing_ok=True)
+        self._pulled.unlink(missing_ok=True)
         logger.info(
             "fastload: unpacked %s: %s fetched, %d files and directories with %s, in %.2f s",
             self._uri,
@@ -304,6 +307,8 @@ class UnpackedArtifact:
         known: list[tuple[float, Path]] = []
         for path in self._root.iterdir():
             with contextlib.suppress(OSError):
+                if not _NAME.fullmatch(path.name):
+                    continue  # not ours
                 if path.name.endswith(".gone"):
                     remove_tree(path)  # its remover was ended
                 elif path.is_dir() and path != self.directory and path not in _held:
@@ -339,14 +344,18 @@ class UnpackedArtifact:
         """What was noted at the end; None: not complete, or somebody has removed a part."""
         try:
             facts = json.loads(self._complete.read_text(encoding="ascii"))["facts"]
-            if not self._tree.is_dir():
-                return None
-            found = contents_of(self._tree)
-            if {name: facts[name] for name in found} != found:
+            if not self._holds(facts):
                 return None
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return {"directory": str(self._tree), **facts}
+
+    def _holds(self, facts: Mapping[str, Any]) -> bool:
+        """Whether the tree holds as much as was noted."""
+        if not self._tree.is_dir():
+            return False
+        found = contents_of(self._tree)
+        return {name: facts.get(name) for name in found} == found
 
     def _opened(self) -> int | None:
         """The lock's descriptor; None: the directory has gone."""
@@ -387,14 +396,3 @@ def _disk(directory: Path) -> tuple[int, int]:
     """Bytes that are free, and bytes of all."""
     status = os.statvfs(directory)
     return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
-
-
-def _boot_id() -> str:
-    return _text(_BOOT_ID).strip() or secrets.token_hex(8)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii")
-    except (OSError, ValueError):
-        return ""

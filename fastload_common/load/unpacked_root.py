@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -58,7 +59,8 @@ def explained(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise PullError(
-            f"could not unpack in {directory}: {error}",
-            hint="set FASTLOAD_CACHE_DIR to a directory of this user, on a disk with locks",
-        ) from error
+        hint = "set FASTLOAD_CACHE_DIR to a directory of this user, on a disk with locks"
+        if error.errno == errno.ENAMETOOLONG:
+            hint = "the names in the artifact are too long below this one: name a shorter "
+            hint += "FASTLOAD_CACHE_DIR, or have the artifact packed otherwise"
+        raise PullError(f"could not unpack in {directory}: {error}", hint=hint) from error

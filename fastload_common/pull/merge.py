@@ -164,7 +164,12 @@ class _Root:
         except ArchiveInvalidError:
             return  # a layer above has a file there
         try:
-            _dress(descriptor, record, ownership)
+            if self._is_image or record.path:
+                _dress(descriptor, record, ownership)
+            else:
+                # An artifact's files are below a directory of whoever pulls: it is given to nobody
+                # else, and stays open to its owner and closed to other writers.
+                os.fchmod(descriptor, record.mode & 0o755 | 0o700)
         finally:
             os.close(descriptor)
 

@@ -24,6 +24,7 @@ from fastload_common.clock import Clock, SystemClock
 from fastload_common.config import Settings
 from fastload_common.errors import ChecksumMismatchError, PullError
 from fastload_common.pull.digesting import Crc, Sha, Summing
+from fastload_common.pull.doubts import ask_elsewhere
 from fastload_common.pull.download import Download
 from fastload_common.pull.layer import Unpacked
 from fastload_common.pull.merge import merge_layers
@@ -36,6 +37,7 @@ from fastload_common.pull.sizes import WINDOWS_BYTES, PullSizes, choose_pull_siz
 from fastload_common.pull.spool import Spool
 from fastload_common.pull.stage import FinishedTree, Stage, UnpackedLayer
 from fastload_common.pull.workers import Comparing, Job, Unpacking, Windows, Workers
+from fastload_common.ranges import ObjectId
 from fastload_common.source.base import ObjectSource
 from fastload_common.source.uri import is_file_uri
 from fastload_common.transfer.stats import TransferStats
@@ -83,15 +85,17 @@ def pull(
             raise
         stack.callback(source.close)
         begin(plan)
-        run = _Pull(source, plan, stage, settings, special, clock, advance, slots_directory)
-        try:
-            return run.run()
-        except ChecksumMismatchError:
-            # What an earlier run has left may be what is wrong.
-            if not run.discard_unverified():
-                raise
-            logger.warning("what an earlier pull had left is damaged: it is fetched again")
-        return _Pull(source, plan, stage, settings, special, clock, advance, slots_directory).run()
+        while True:
+            run = _Pull(source, plan, stage, settings, special, clock, advance, slots_directory)
+            try:
+                return run.run()
+            except ChecksumMismatchError as error:
+                # What an earlier run has left may be what is wrong, or what a mirror sends.
+                resumed, object_ids = run.discard_unverified()
+                if resumed:
+                    logger.warning("what an earlier pull had left is damaged: it is fetched again")
+                elif not ask_elsewhere(source, object_ids, error):
+                    raise
 
 
 @dataclass(slots=True)
@@ -171,14 +175,13 @@ class _Pull:
         self._report.resumed_bytes = self._plan.size_bytes
         self._advance(self._plan.size_bytes)
 
-    def discard_unverified(self) -> bool:
-        """Delete blobs that were not verified; whether any of them came from an earlier run."""
-        found = False
-        for key, spool in self._work.spools.items():
-            if key not in self._verified:
-                found |= spool.resumed_bytes > 0
-                spool.discard()
-        return found
+    def discard_unverified(self) -> tuple[bool, list[ObjectId]]:
+        """Delete blobs that were not verified; whether one came from an earlier run, and all."""
+        spools = {k: s for k, s in self._work.spools.items() if k not in self._verified}
+        resumed = any(spool.resumed_bytes > 0 for spool in spools.values())
+        for spool in spools.values():
+            spool.discard()
+        return resumed, [self._work.items[key][0].object_id for key in spools]
 
     def _prepare(self) -> None:
         """Take over what a former run left."""

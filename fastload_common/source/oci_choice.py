@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from fastload_common.errors import SourceError
 from fastload_common.source.http_message import Endpoint
 from fastload_common.source.oci_places import Place
+from fastload_common.units import MIB
 
 __all__ = ["PlaceChoice"]
 
@@ -21,6 +22,8 @@ _LOG = logging.getLogger(__name__)
 # So many times one range may fail at a mirror, without a byte, before the mirror is given up. One
 # fault is chance, and the settings' attempts must not be used up before there is a change.
 _MOST_FAULTS = 3
+# What brought so much is no used-up attempt for the transfer either.
+_PROGRESS_BYTES = MIB
 
 
 class PlaceChoice:
@@ -36,10 +39,12 @@ class PlaceChoice:
         self._uri = uri
         self._places = tuple(places)
         self._most_faults = max(1, min(_MOST_FAULTS, max_attempts))
+        self._most_cuts = max(1, max_attempts - 1)
         self._lock = threading.Lock()
         self._first = 0
         self._given_up: dict[str, int] = {}
         self._faults: Counter[tuple[Place, str, int]] = Counter()
+        self._cuts: Counter[tuple[Place, str, int]] = Counter()
         self._warned: set[Place] = set()
         self._senders: dict[str, dict[str, None]] = {}
 
@@ -50,14 +55,15 @@ class PlaceChoice:
     def failed(self, place: Place, digest: str, end: int, error: SourceError) -> bool:
         """Take note of a failed request; whether another place is to be asked at once.
 
-        What may pass counts for its range: after a few times the mirror is given up for all blobs.
+        What may pass counts for its range: after a few times the mirror is given up for all blobs,
+        after all but one of the settings' attempts if it brought some bytes each time.
         What does not pass, such as a blob that is not there, gives it up for this blob.
 
         Args:
             end: of the range, which stays the same while its beginning arrives.
         """
         with self._lock:
-            if error.received_bytes:
+            if error.received_bytes >= _PROGRESS_BYTES:
                 return False  # it comes on: only the rest is asked for again
             if self.place(digest) != place:
                 return True
@@ -66,8 +72,11 @@ class PlaceChoice:
             if not error.retryable:
                 self._leave(place, digest, error)
                 return True
-            self._faults[place, digest, end] += 1
-            if self._faults[place, digest, end] < self._most_faults:
+            faults, most = self._faults, self._most_faults
+            if error.received_bytes:
+                faults, most = self._cuts, self._most_cuts
+            faults[place, digest, end] += 1
+            if faults[place, digest, end] < most:
                 return False
             self._first = self._places.index(place) + 1
             self._tell(f"the mirror {place} is used no more in this load", place, error)

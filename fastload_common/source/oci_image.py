@@ -171,6 +171,14 @@ class OciImage:
             else:
                 return data
 
+    def doubt(self, object_id: ObjectId, error: SourceError) -> bool:
+        """Have a blob that came wrong read from the next place; whether there is one."""
+        digest, choice = object_id.etag or "", self._reads_of_process().choice
+        if not choice.give_up(choice.place(digest), digest, error):
+            return False
+        choice.forget_senders(digest)
+        return True
+
     def senders(self, object_id: ObjectId) -> str:
         """See `TellsSenders.senders`."""
         reads = self._reads.get(os.getpid())

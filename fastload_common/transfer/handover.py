@@ -8,6 +8,7 @@ thread that computes, and a fast store's connections have nothing to do meanwhil
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ SWITCH_INTERVAL_S = 0.0005
 _lock = threading.RLock()
 _users = 0
 _before_s = 0.0
+_knows_forks = False
 
 
 @contextlib.contextmanager
@@ -37,8 +39,11 @@ def quick_handover() -> Iterator[None]:
 
 
 def _enter() -> None:
-    global _users, _before_s
+    global _users, _before_s, _knows_forks
     with _lock:
+        if not _knows_forks:
+            _knows_forks = True
+            os.register_at_fork(after_in_child=_begin_anew)
         _users += 1
         if _users == 1:
             _before_s = sys.getswitchinterval()
@@ -49,7 +54,22 @@ def _enter() -> None:
 def _leave() -> None:
     global _users
     with _lock:
-        _users -= 1
-        is_ours = abs(sys.getswitchinterval() - SWITCH_INTERVAL_S) < 1e-6
-        if not _users and is_ours and _before_s > SWITCH_INTERVAL_S:
-            sys.setswitchinterval(_before_s)
+        if _users:  # a forked process leaves what its parent has entered
+            _users -= 1
+            if not _users:
+                _restore()
+
+
+def _restore() -> None:
+    is_ours = abs(sys.getswitchinterval() - SWITCH_INTERVAL_S) < 1e-6
+    if is_ours and _before_s > SWITCH_INTERVAL_S:
+        sys.setswitchinterval(_before_s)
+
+
+def _begin_anew() -> None:
+    """In a forked process, whose other threads are gone, perhaps with the lock in their hands."""
+    global _lock, _users
+    _lock = threading.RLock()
+    if _users:
+        _users = 0
+        _restore()

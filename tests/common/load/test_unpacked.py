@@ -30,8 +30,8 @@ from fastload_common.errors import (
     PullError,
     SourceError,
 )
-from fastload_common.load import unpacked
 from fastload_common.load.model_root import open_model_root
+from fastload_common.load.unpacked_note import write_note
 from fastload_common.load.unpacked_tree import remove_tree
 from fastload_common.testing.scripted_registry import Answer, Asked, ScriptedRegistry
 from tests.common.load.unpacked_models import (
@@ -205,7 +205,9 @@ def test_of_many_processes_one_pulls(
     assert {one["state"] for one in found[1:]} <= {"waited", "found"}
     assert len({one["root"] for one in found}) == 1
     layers = [digest for digest in registry.blobs if registry.count(f"/blobs/{digest}")]
-    assert all(registry.count(f"/blobs/{digest}") == 1 for digest in layers)
+    # The reply that was held back may look slow, and be asked for a second time.
+    raced = {digest: 1 + (digest == sha256(last)) for digest in layers}
+    assert all(registry.count(f"/blobs/{digest}") <= most for digest, most in raced.items())
 
 
 def wait_until_asked(registry: ScriptedRegistry, part: str, count: int) -> None:
@@ -268,14 +270,25 @@ def test_what_was_pulled_to_its_end_needs_no_second_pull(
     """Ended between the pull and its note: believed in the same start of the machine only."""
     uri = push_model(registry, files)
     load(uri, settings, tensors)
-    for boot, asked in ((unpacked._boot_id(), False), ("another", True)):
-        (entry(settings) / "complete.json").unlink()
-        (entry(settings) / "begun").write_text(boot)
+    complete, note = entry(settings) / "complete.json", entry(settings) / "pulled"
+    wanted = json.loads(complete.read_text())["facts"]
+    for damage, asked in (("", False), ("reboot", True), ("half removed", True), ("cut off", True)):
+        complete.unlink()
+        write_note(note, wanted)
+        if damage == "reboot":
+            note.write_text(json.dumps(json.loads(note.read_text()) | {"boot": "another"}))
+        elif damage == "half removed":
+            (entry(settings) / "tree/m/config.json").unlink()
+        elif damage == "cut off":
+            note.write_text(note.read_text()[:-9])
         forget()
         registry.log.clear()
         load(uri, settings, tensors)
-        assert (registry.count("/blobs/") > 0) == asked
-        assert not (entry(settings) / "begun").exists()
+        assert (registry.count("/blobs/") > 0) == asked, damage
+        assert not note.exists()
+        found = json.loads(complete.read_text())["facts"]
+        assert found["entries"] == wanted["entries"]
+        assert found["layers"] == wanted["layers"]
 
 
 def test_the_deadline_counts_while_waiting(

@@ -192,10 +192,21 @@ def test_what_nobody_uses_makes_room(
     assert user.stdout is not None
     assert json.loads(user.stdout.readline())["state"] == "found"
     os.close(unpacked._held.pop(used))
-    free = iter([(0, 1000), *[(1 << 40, 1000)] * 10])
-    monkeypatch.setattr(unpacked, "_disk", lambda path: next(free))
+    for name in ("my-own-models", "note.gone", f"sha256-{'0' * 64}-backup"):
+        (entry_root(settings) / name).mkdir(mode=0o700)
+    left = entry_root(settings) / f"sha256-{'0' * 64}-0123abcd.gone"
+    left.mkdir(mode=0o700)
+    monkeypatch.setattr(unpacked, "_disk", lambda path: (1000, 10_000))  # never enough
+    monkeypatch.setattr(unpacked, "format_size", lambda size_bytes: "")
+    with pytest.raises(PullError):
+        open_model_root(push_model(registry, files), settings)
+    monkeypatch.undo()
     open_model_root(push_model(registry, files), settings).close()
     assert not old.exists()
+    assert not left.exists()
+    # What is not ours is nobody's to remove.
+    for name in ("my-own-models", "note.gone", f"sha256-{'0' * 64}-backup"):
+        (entry_root(settings) / name).rmdir()
     assert used.exists()
     outcome_of_rest, _ = user.communicate("")
     assert outcome_of_rest == ""

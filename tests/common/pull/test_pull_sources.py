@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import threading
 from collections.abc import Iterator
@@ -112,6 +113,45 @@ def test_a_mirror_that_ends_in_the_middle_ends_no_pull(
     assert (tmp_path / "new/model.safetensors").read_bytes() == DATA
     assert registry.count("/blobs/")
     assert sum("the mirror" in one for one in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("how", ["raw", "gzip"])
+def test_a_mirror_that_sends_other_bytes_is_left(
+    registry: ScriptedRegistry, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    tar = archive(file("model.safetensors", DATA))
+    blob, media = (DATA, RAW) if how == "raw" else (compressed(tar, "gzip"), TAR + "+gzip")
+    with ScriptedRegistry() as mirror:
+        for one in (mirror, registry):
+            one.artifact("v", [one.put(blob, media, {TITLE: "model.safetensors"})])
+        other = blob[:-9] + bytes([blob[-9] ^ 1]) + blob[-8:]
+        mirror.blobs = {
+            digest: other if data == blob else data for digest, data in mirror.blobs.items()
+        }
+        hosts = (registry.host, mirror.host)
+        mirrors = (f"{registry.host}={mirror.host}",)
+        pull(uri(registry), tmp_path / "new", Settings(oci_mirrors=mirrors, oci_plain_http=hosts))
+        assert (tmp_path / "new/model.safetensors").read_bytes() == DATA
+        [said] = [one for one in caplog.messages if "is not read from the mirror" in one]
+        assert mirror.host in said
+        registry.blobs = mirror.blobs
+        with pytest.raises(ChecksumMismatchError) as caught:
+            pull(uri(registry), tmp_path / "b", Settings(oci_mirrors=mirrors, oci_plain_http=hosts))
+    assert registry.host in str(caught.value.fields["endpoint"])
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o000, 0o4755, 0o750])
+def test_an_artifact_does_not_give_the_destination_away(
+    registry: ScriptedRegistry, tmp_path: Path, mode: int
+) -> None:
+    entries = [directory("./", mode, uid=4242), directory("./deep", 0o777), file("deep/a", b"x")]
+    registry.artifact("v", [registry.put(compressed(archive(*entries), "gzip"), TAR + "+gzip")])
+    settings = Settings(oci_plain_http=(registry.host,))
+    pull(uri(registry), tmp_path / "new", settings, special="drop")
+    status = (tmp_path / "new").stat()
+    assert status.st_uid == os.geteuid()
+    assert oct(status.st_mode & 0o7777) == oct((mode & 0o755) | 0o700)
+    assert (tmp_path / "new/deep").stat().st_mode & 0o777 == 0o777
 
 
 def test_an_artifact_of_files_and_archives(

@@ -26,6 +26,7 @@ from fastload_common.testing.scripted_registry import (
     ScriptedStorage,
     ranged,
 )
+from fastload_common.units import MIB
 from tests.common.source.oci_bench import DATA, NAMED, RAW, Make, Open, assert_no_secret, read
 
 DAMAGED = DATA[:-1] + b"!"
@@ -227,6 +228,20 @@ def test_two_mirrors(make_registry: Make, open_oci: Open) -> None:
 
 
 # The rule
+
+
+def test_a_mirror_that_cuts_every_reply_is_left_before_the_attempts_end() -> None:
+    places = [Place(name, Endpoint(name, 443, True), "m", "r") for name in "ab"]
+    choice = PlaceChoice("oci://r/m:v", places, max_attempts=5)
+    error = SourceUnavailableError("cut")
+    error.received_bytes = 1000
+    for _ in range(3):
+        assert not choice.failed(places[0], "sha256:a", 100, error)
+    error.received_bytes = MIB
+    assert not choice.failed(places[0], "sha256:a", 100, error)  # no attempt is used up
+    error.received_bytes = 1
+    assert choice.failed(places[0], "sha256:a", 100, error)
+    assert choice.place("sha256:b") == places[1]
 
 
 def test_choices_only_move_on() -> None:

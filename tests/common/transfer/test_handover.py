@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -71,6 +72,27 @@ def test_a_shorter_one_stays() -> None:
     with quick_handover():
         assert now_s() == 0.0001
     assert now_s() == 0.0001
+
+
+def test_a_process_forked_meanwhile_begins_anew() -> None:
+    with quick_handover():
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if not pid:
+            seen = [now_s()]
+            with quick_handover():
+                seen.append(now_s())
+            seen.append(now_s())
+            os.write(writing, repr(seen).encode())
+            os._exit(0)
+        os.close(writing)
+        os.waitpid(pid, 0)
+        assert os.read(reading, 100).decode() == repr(
+            [PYTHONS_OWN_S, SWITCH_INTERVAL_S, PYTHONS_OWN_S]
+        )
+        os.close(reading)
+        assert now_s() == SWITCH_INTERVAL_S
+    assert now_s() == PYTHONS_OWN_S
 
 
 def test_a_fetch_that_nobody_ends_gives_it_back_when_it_is_collected() -> None:
