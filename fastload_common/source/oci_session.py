@@ -37,6 +37,8 @@ __all__ = ["MOST_REDIRECTS", "OciSession"]
 MOST_REDIRECTS = 5
 
 _LIMIT_BYTES = 64 * 1024
+# Another place has the same: as for ranges, see `oci_choice`.
+_MIRROR_ATTEMPTS = 3
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -101,7 +103,7 @@ class OciSession:
         Raises:
             SourceError, ConfigError: mapped.
         """
-        attempts = self.small_calls.begin(asked)
+        attempts = self.small_calls.begin(asked, _MIRROR_ATTEMPTS if place.is_mirror else None)
         tried: set[str] = set()
         while True:
             try:

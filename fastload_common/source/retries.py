@@ -55,16 +55,18 @@ class SmallCalls:
             return connect_s, read_s
         return min(connect_s, _FIRST_CONNECT_TIMEOUT_S), min(read_s, _FIRST_READ_TIMEOUT_S)
 
-    def begin(self, asked: str) -> Attempts:
+    def begin(self, asked: str, most: int | None = None) -> Attempts:
         """The attempts of one call.
 
         Args:
             asked: a verb phrase for the message.
+            most: attempts, where that is fewer than the settings'.
 
         Raises:
             DeadlineError: there is no time left.
         """
-        attempts = Attempts(self, asked)
+        limit = self.settings.max_attempts
+        attempts = Attempts(self, asked, limit if most is None else min(most, limit))
         attempts.check_deadline(0.0, None)
         return attempts
 
@@ -77,9 +79,10 @@ class SmallCalls:
 class Attempts:
     """The attempts of one call, made one after the other; see `SmallCalls.begin`."""
 
-    def __init__(self, calls: SmallCalls, asked: str) -> None:
+    def __init__(self, calls: SmallCalls, asked: str, most: int) -> None:
         self._calls = calls
         self._asked = asked
+        self._most = most
         self._busy = 0
         self._network = 0
         self._begun_s = self._last_begun_s = calls.clock.monotonic_s()
@@ -96,11 +99,11 @@ class Attempts:
         if status == 429 or status >= 500:
             self._busy += 1
             ceiling_s = min(_BUSY_LONGEST_S, _BUSY_FIRST_CEILING_S * 2.0 ** min(self._busy - 1, 60))
-            gives_up = self._busy >= self._calls.settings.max_attempts
+            gives_up = self._busy >= self._most
         else:
             self._network += 1
             ceiling_s = _NETWORK_FIRST_CEILING_S * 2.0 ** (self._network - 1)
-            most = min(self._calls.settings.max_attempts, _NETWORK_MOST_ATTEMPTS)
+            most = min(self._most, _NETWORK_MOST_ATTEMPTS)
             gives_up = self._network >= most or self._is_first_answer_late()
         if not error.retryable or gives_up:
             error.fields["attempts"] = self._busy + self._network

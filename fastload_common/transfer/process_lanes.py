@@ -260,10 +260,12 @@ class ProcessLanes:
         elif kind == "failed":
             record, new_connection = rest
             error = task.explained(error_from(record))
-            if not task.is_cancelled and (
-                may_be_chance(error, task.tried, new_connection=new_connection)
-                or task.goes_elsewhere(error)
-            ):
+            if task.is_cancelled:
+                task.blame(error)
+                events.append(self._end(task, error))
+            elif may_be_chance(
+                error, task.tried, new_connection=new_connection
+            ) or task.goes_elsewhere(error):
                 self._ask_again(task)
             else:
                 events.append(self._end(task, error))

@@ -65,6 +65,11 @@ class Task:
             return False
         return self.signed.failed(error, self.tried)
 
+    def blame(self, error: BaseException) -> None:
+        """It was ended from here. Where not a byte had come, that counts against who was asked."""
+        if isinstance(error, SourceError) and error.retryable and not error.received_bytes:
+            self.goes_elsewhere(error)
+
     def detach(self) -> None:
         """No receiver has it any more."""
         if self.member is not None:

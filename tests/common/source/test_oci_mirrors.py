@@ -118,6 +118,20 @@ def test_a_manifest_that_a_mirror_damages_comes_from_the_registry(
     assert f"endpoint=http://{mirror.host}" in warning
 
 
+def test_a_busy_mirror_is_not_asked_for_a_manifest_as_long_as_the_registry_would_be(
+    make_registry: Make, open_oci: Open
+) -> None:
+    mirror, registry = make_registry(login=False), make_registry()
+    busy = iter(range(5))
+    mirror.script = lambda asked: Answer(429, b"")
+    registry.script = lambda asked: None if next(busy, None) is None else Answer(503, b"")
+    mirrors = (f"{registry.host}={mirror.host}",)
+    source = open_oci(registry, "m:v", mirror, oci_mirrors=mirrors, max_attempts=6)
+    assert source.stat("model.safetensors").size_bytes == len(DATA)
+    assert mirror.count("/manifests/") == 3
+    assert registry.count("/manifests/") == 6
+
+
 # A mirror that fails in the middle
 
 
