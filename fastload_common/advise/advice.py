@@ -85,6 +85,10 @@ def advise(
         notes += own_notes(model_bytes, machine, store) + runai_notes(model_bytes, machine)
         if store is Store.REGISTRY:
             notes.append("Run:ai's streamer reads no registry: its settings are for a copy in S3")
+            notes.append(
+                "if layers with weights are compressed, a load unpacks the artifact first: "
+                "FASTLOAD_CACHE_DIR then needs twice its size, on a disk that stays (docs/oci.md)"
+            )
     notes += soci_notes(image, machine)
     notes += _slow_disk(phases, store)
     return Advice(own, runai, soci, tuple(phases), _totals(phases, store), tuple(notes))

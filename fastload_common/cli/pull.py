@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,9 +50,6 @@ def pull(
     def begin(plan: PullPlan) -> None:
         shown.append(make_progress(settings.progress, plan.size_bytes))
 
-    def advance(size_bytes: int) -> None:
-        shown[0].advance(size_bytes)
-
     try:
         report = pulling.pull(
             source,
@@ -59,9 +57,12 @@ def pull(
             settings,
             special=kinds[special],
             slots_directory=temporary_root() / "pull",
-            advance=advance,
+            advance=lambda size_bytes: shown[0].advance(size_bytes),
             begin=begin,
         )
+    except KeyboardInterrupt:
+        print("fastload: ended; what has come is kept: the same command goes on", file=sys.stderr)
+        raise
     finally:
         for progress in shown:
             progress.close()

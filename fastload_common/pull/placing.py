@@ -35,7 +35,8 @@ def check_names(names: Iterable[str], longest_step_bytes: int) -> None:
             raise ArchiveInvalidError(
                 f"the name of {_shown(path)} is too long for this file system, which allows "
                 f"{longest_step_bytes} bytes between slashes",
-                hint="pull to another file system, or leave it out with FASTLOAD_IGNORE_PATTERNS",
+                hint="pull to another file system; in S3 or a directory FASTLOAD_IGNORE_PATTERNS "
+                "leaves it out",
             )
         if before is not None and (path == before or path.startswith(before + b"\0")):
             what = (
@@ -45,7 +46,7 @@ def check_names(names: Iterable[str], longest_step_bytes: int) -> None:
             )
             raise ArchiveInvalidError(
                 f"{_shown(before)} cannot be made: {what}",
-                hint="leave one of them out with FASTLOAD_IGNORE_PATTERNS, or rename it",
+                hint="rename one; in S3 or a directory FASTLOAD_IGNORE_PATTERNS leaves one out",
             )
         before = path
 

@@ -371,8 +371,7 @@ class _Pull:
 
     def _finish(self) -> PullReport:
         report, ready = self._report, self._work.ready.values()
-        report.files = len(self._plan.files)
-        report.layers = len(self._plan.layers)
+        report.files, report.layers = len(self._plan.files), len(self._plan.layers)
         report.size_bytes = self._plan.size_bytes
         report.entries = sum(one.entries for one in ready)
         report.unpacked_bytes = sum(one.archive_bytes for one in ready)
@@ -392,6 +391,7 @@ def _explained(destination: Path) -> Iterator[None]:
         hint = {
             errno.ENOSPC: "make room, and pull again: what has come is kept",
             errno.EDQUOT: "the quota is used up",
+            errno.EACCES: "its parent must be writable: a stage is made beside it",
             errno.EMFILE: "raise ulimit -n",
             errno.ENAMETOOLONG: "a name is too long for this file system",
         }.get(error.errno or 0, "see the file system that the destination is on")
