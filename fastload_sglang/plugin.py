@@ -13,7 +13,6 @@ from fastload_common.engine.console import (
     show_own_errors_plainly,
 )
 from fastload_common.engine.names import LOAD_FORMAT, missing
-from fastload_common.engine.object_model import REGISTRY_SCHEME
 from fastload_common.engine.patch import apply_all
 from fastload_common.engine.unsupported import refuse
 from fastload_common.engine.when_imported import when_imported
@@ -65,6 +64,9 @@ def _offer_format() -> None:
 
 def _offer_registries() -> None:
     """What has an unknown scheme SGLang takes for a server that hands out weights."""
+    # Here, where models are prepared: not in every process that calls the plugin.
+    from fastload_common.engine.object_model import REGISTRY_SCHEME
+
     schemes = compat.OBJECT_SCHEMES.get()
     if REGISTRY_SCHEME not in schemes:
         schemes.append(REGISTRY_SCHEME)
