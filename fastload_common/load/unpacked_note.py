@@ -6,14 +6,13 @@ Whoever finds the note goes on from there, if the machine was not started anew s
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["read_note", "write_note"]
+from fastload_common.pull.stage import UNKNOWN_BOOT, boot_id
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+__all__ = ["read_note", "write_note"]
 
 
 def write_note(path: Path, facts: Mapping[str, Any]) -> None:
@@ -22,7 +21,7 @@ def write_note(path: Path, facts: Mapping[str, Any]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    path.write_text(json.dumps({"boot": _boot_id(), "facts": dict(facts)}), encoding="ascii")
+    path.write_text(json.dumps({"boot": boot_id(), "facts": dict(facts)}), encoding="ascii")
 
 
 def read_note(path: Path) -> dict[str, Any] | None:
@@ -32,11 +31,4 @@ def read_note(path: Path) -> dict[str, Any] | None:
         facts = dict(found["facts"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return facts if found["boot"] == _boot_id() else None
-
-
-def _boot_id() -> str:
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return secrets.token_hex(8)  # nothing that is noted is believed
+    return facts if found["boot"] == boot_id() != UNKNOWN_BOOT else None

@@ -92,9 +92,8 @@ def unpack_layer(
     def implicit(parts: Parts) -> None:
         nonlocal on_disk_bytes
         on_disk_bytes += DIRECTORY_BYTES
-        allow(
-            0, reader.read_bytes, on_disk_bytes
-        )  # one header can name more than a hundred of them
+        # One header can name more than a hundred of them.
+        allow(0, reader.read_bytes, on_disk_bytes)
         log.add(Record(Note.IMPLICIT, parts))
 
     with SafeTree(directory, implicit) as tree:

@@ -24,10 +24,11 @@ from fastload_common.pull.policy import Special
 from fastload_common.pull.records import Item, LayerItem
 from fastload_common.units import format_size
 
-__all__ = ["FinishedTree", "Stage", "UnpackedLayer"]
+__all__ = ["UNKNOWN_BOOT", "FinishedTree", "Stage", "UnpackedLayer", "boot_id"]
 
 _NAME = ".fastload-pull-"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+UNKNOWN_BOOT = "unknown"
 _VERSION = 3
 
 
@@ -198,7 +199,7 @@ class UnpackedLayer:
 
     def finish(self, facts: dict[str, int]) -> None:
         """Say that it is complete and verified."""
-        _write_facts(self._done, {"boot": _boot_id(), "state": self._state(), "facts": facts})
+        _write_facts(self._done, {"boot": boot_id(), "state": self._state(), "facts": facts})
 
     def facts(self) -> dict[str, int] | None:
         """What `finish` was given; None where it is not complete, or is not as it was left.
@@ -208,7 +209,7 @@ class UnpackedLayer:
         """
         try:
             found = json.loads(self._done.read_text(encoding="ascii"))
-            if found["boot"] != _boot_id() or found["state"] != self._state():
+            if found["boot"] != boot_id() or found["state"] != self._state():
                 return None
             return {str(name): int(value) for name, value in found["facts"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -232,14 +233,14 @@ class FinishedTree:
 
     def keep(self, facts: dict[str, Any]) -> None:
         """Say that it is complete, for the next pull."""
-        state = {"boot": _boot_id(), "identity": self._identity, "state": _state(self._tree)}
+        state = {"boot": boot_id(), "identity": self._identity, "state": _state(self._tree)}
         _write_facts(self._done, {**state, "facts": facts})
 
     def facts(self) -> dict[str, Any] | None:
         """What `keep` was given; None where the tree is not complete, or another: it is removed."""
         try:
             found = json.loads(self._done.read_text(encoding="ascii"))
-            wanted = {"boot": _boot_id(), "identity": self._identity, "state": _state(self._tree)}
+            wanted = {"boot": boot_id(), "identity": self._identity, "state": _state(self._tree)}
             if all(found[name] == value for name, value in wanted.items()):
                 return dict(found["facts"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -283,11 +284,12 @@ def _walk(top: bytes) -> Iterable[tuple[bytes, os.stat_result]]:
             pending += (os.path.join(path, name) for name in sorted(os.listdir(path)))
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
+    """Which start of the machine this is, or `UNKNOWN_BOOT`."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
-        return "unknown"
+        return UNKNOWN_BOOT
 
 
 def _checked(destination: Path) -> Path:

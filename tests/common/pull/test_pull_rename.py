@@ -84,7 +84,7 @@ def test_a_tree_that_is_another_is_not_renamed(
     elif change == "tag":
         upper = archive(file("more"))
     else:
-        monkeypatch.setattr(staging, "_boot_id", lambda: "another")
+        monkeypatch.setattr(staging, "boot_id", lambda: "another")
     report = scene.pull(LOWER, upper)
     assert report.fetched_bytes == report.size_bytes
     assert (scene.destination / "d" / "first").read_bytes() == b"1" * 5000
