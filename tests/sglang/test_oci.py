@@ -7,14 +7,21 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fastload_common.testing import sglang_cpu
 from fastload_common.testing.certificates import PrivateAuthority
 from fastload_common.testing.registry_server import RegistryServer, missing_programs
-from tests.registry_models import push_files, push_image, served_bytes
+from tests.registry_models import (
+    CHUNK_BYTES,
+    MOST,
+    push_compressed,
+    push_files,
+    push_image,
+    served_bytes,
+    write_model,
+)
 from tests.sglang.server import command, environment, run, serving
 
 pytestmark = [
@@ -27,36 +34,20 @@ pytestmark = [
 ]
 
 WORKER = Path(__file__).with_name("config_worker.py")
-MOST = 1.01
-"""Bytes that the registry serves / bytes of the model, of all processes of an engine."""
-CHUNK_BYTES = 4 << 20
-"""What a repeated request may cost: on a busy machine some look slow and are raced."""
-# Large enough that headers, which each process reads, are no percent of it.
-SHAPE: dict[str, Any] = {
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from fastload_common.testing.tiny_models import write_tiny_model
-
-    directory = tmp_path_factory.mktemp("models") / "m"
-    return write_tiny_model(directory, "qwen3", max_shard_bytes=90_000_000, **SHAPE)
+    return write_model(tmp_path_factory.mktemp("models") / "m")
 
 
 @pytest.fixture(scope="module")
 def registry(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]:
     """Debian's registry, with the model as files, and in the folder of an image."""
     with RegistryServer(PrivateAuthority(tmp_path_factory.mktemp("authority"))) as server:
-        push_files(server, "raw", "v", model)
-        push_image(server, "image", "v", model, "models/m")
-        push_image(server, "gzip", "v", model, "models/m", compressed=True)
+        push_files(server, "raw", model)
+        push_image(server, "image", model)
+        push_compressed(server, "gzip", model)
         yield server
 
 

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import importlib.util
-import io
 import json
 import os
 import subprocess
 import sys
-import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
 
 from fastload_common.testing.certificates import PrivateAuthority
-from fastload_common.testing.registry_server import (
-    FILEPATH,
-    RegistryServer,
-    missing_programs,
-)
+from fastload_common.testing.registry_server import RegistryServer, missing_programs
 from fastload_common.testing.vllm_cpu import add_vllm_metadata
+from tests.registry_models import (
+    CHUNK_BYTES,
+    MOST,
+    push_compressed,
+    push_files,
+    push_image,
+    served_bytes,
+    write_model,
+)
 
 pytestmark = [
     pytest.mark.engine,
@@ -35,73 +35,23 @@ pytestmark = [
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-RAW = "application/vnd.cncf.model.weight.v1.raw"
-TAR = "application/vnd.oci.image.layer.v1.tar"
-IMAGE_CONFIG = "application/vnd.oci.image.config.v1+json"
-COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
-    "gzip": lambda data: gzip.compress(data, 1),
-    "zstd": lambda data: zstandard.compress(data, 1),
-}
-MOST = 1.01
-"""Bytes that the registry serves / bytes of the model, of all processes of an engine."""
-CHUNK_BYTES = 4 << 20
-"""What a repeated request may cost: on a busy machine some look slow and are raced."""
-
-# Large enough that headers, which each process reads, are no tenth of a percent of it.
-SHAPE: dict[str, Any] = {
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-}
+COMPRESSIONS = ("gzip", "zstd")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from fastload_common.testing.tiny_models import write_tiny_model
-
-    directory = tmp_path_factory.mktemp("models") / "m"
-    return write_tiny_model(directory, "qwen3", max_shard_bytes=90_000_000, **SHAPE)
+    return write_model(tmp_path_factory.mktemp("models") / "m")
 
 
 @pytest.fixture(scope="module")
 def registry(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]:
     """Debian's registry, with the model as raw layers, and in the folder of an image."""
     with RegistryServer(PrivateAuthority(tmp_path_factory.mktemp("authority"))) as server:
-        layers = [
-            server.push_blob("raw", file.read_bytes(), RAW, {FILEPATH: file.name})
-            for file in sorted(model.iterdir())
-        ]
-        server.push_manifest("raw", "v", layers)
-        out = io.BytesIO()
-        with tarfile.open(fileobj=out, mode="w") as archive:
-            archive.add(model, "models/m")
-        server.push_manifest("image", "v", [server.push_blob("image", out.getvalue(), TAR)])
-        for repository, squeeze in COMPRESSIONS.items():
-            push_compressed(server, repository, model, squeeze)
+        push_files(server, "raw", model)
+        push_image(server, "image", model)
+        for how in COMPRESSIONS:
+            push_compressed(server, how, model)
         yield server
-
-
-def push_compressed(
-    server: RegistryServer, repository: str, model: Path, squeeze: Callable[[bytes], bytes]
-) -> None:
-    """An image whose every file is a compressed layer; configuration and tokenizer too."""
-    layers, digests = [], []
-    for file in sorted(model.iterdir()):
-        out = io.BytesIO()
-        with tarfile.open(fileobj=out, mode="w") as archive:
-            archive.add(file, f"models/m/{file.name}")
-        digests.append(f"sha256:{hashlib.sha256(out.getvalue()).hexdigest()}")
-        layers.append(server.push_blob(repository, squeeze(out.getvalue()), f"{TAR}+{repository}"))
-    facts = {
-        "architecture": "amd64",
-        "os": "linux",
-        "rootfs": {"type": "layers", "diff_ids": digests},
-    }
-    config = server.push_blob(repository, json.dumps(facts).encode(), IMAGE_CONFIG)
-    server.push_manifest(repository, "v", layers, config=config)
 
 
 @pytest.fixture(scope="module")
@@ -149,11 +99,6 @@ def tokens(ranks: int, cases: dict[str, str], variables: dict[str, str]) -> dict
     return {row["name"]: row["tokens"] for row in rows}
 
 
-def served(registry: RegistryServer, repository: str, since: int) -> int:
-    paths = f"/v2/{repository}/"
-    return sum(one.body_bytes for one in registry.requests(since) if one.path.startswith(paths))
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_same_tokens_and_few_bytes_more(
     ranks: int, model: Path, registry: RegistryServer, variables: dict[str, str], tmp_path: Path
@@ -173,16 +118,16 @@ def test_the_same_tokens_and_few_bytes_more(
     model_bytes = sum(file.stat().st_size for file in model.iterdir())
     reports = [json.loads(line) for line in (tmp_path / "report").read_text().splitlines()]
     for repository in list(cases)[1:]:
-        served_bytes = served(registry, repository, begin)
+        sent_bytes = served_bytes(registry, repository, begin)
         own = [
             row for row in reports if row["uri"].startswith(f"oci://{registry.host}/{repository}:")
         ]
         retries = sum(row["retries"] for row in own)
-        share = served_bytes / model_bytes
+        share = sent_bytes / model_bytes
         print(f"TP={ranks} {repository}: {share:.4f} of {model_bytes} bytes, {retries} repeated")
         assert len(own) == ranks
         assert share > 0.95
-        assert served_bytes <= MOST * model_bytes + retries * CHUNK_BYTES
+        assert sent_bytes <= MOST * model_bytes + retries * CHUNK_BYTES
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -214,11 +159,11 @@ def test_compressed_layers_are_fetched_once_for_the_node(
         for row in rows:
             assert row["pulled"]["state"] == "found"  # by the process that made the configuration
         # The image's configuration is read too, and is no layer.
-        served_bytes = sum(size_bytes.values())
+        sent_bytes = sum(size_bytes.values())
         stored_bytes = rows[0]["pulled"]["size_bytes"]
-        print(f"TP={ranks} {name}: {served_bytes} of {stored_bytes} bytes")
+        print(f"TP={ranks} {name}: {sent_bytes} of {stored_bytes} bytes")
         # A request that looked slow may have been raced, on a busy machine.
-        assert stored_bytes <= served_bytes <= stored_bytes + 16 * 1024 + 2 * CHUNK_BYTES
+        assert stored_bytes <= sent_bytes <= stored_bytes + 16 * 1024 + 2 * CHUNK_BYTES
 
 
 def test_what_is_not_in_the_registry_is_one_line(

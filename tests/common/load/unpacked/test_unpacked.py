@@ -8,20 +8,18 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import save
 from typer.testing import CliRunner
 
 from fastload_common.cli import adapters
 from fastload_common.cli.main import app
 from fastload_common.clock import SystemClock
-from fastload_common.config import Settings, load_settings
+from fastload_common.config import Settings
 from fastload_common.engine.object_model import fetch_model, pin_model
 from fastload_common.errors import (
     DeadlineError,
@@ -34,7 +32,7 @@ from fastload_common.load.model_root import open_model_root
 from fastload_common.load.unpacked_note import write_note
 from fastload_common.load.unpacked_tree import remove_tree
 from fastload_common.testing.scripted_registry import Answer, Asked, ScriptedRegistry
-from tests.common.load.unpacked_models import (
+from tests.common.load.unpacked.unpacked_models import (
     RAW,
     entry,
     entry_root,
@@ -45,38 +43,6 @@ from tests.common.load.unpacked_models import (
     start,
 )
 from tests.common.pull.images import archive, compressed, file, sha256
-
-
-@pytest.fixture
-def registry() -> Iterator[ScriptedRegistry]:
-    with ScriptedRegistry() as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def forget_afterwards() -> Iterator[None]:
-    """What this process holds is not to outlive a test."""
-    yield
-    forget()
-
-
-@pytest.fixture
-def settings(registry: ScriptedRegistry, tmp_path: Path) -> Settings:
-    extra = {"progress": "off", "chunk_bytes": "64KiB", "memory_bytes": "1MiB", "max_attempts": "2"}
-    places = {"oci_plain_http": registry.host, "cache_dir": str(tmp_path / "cache")}
-    return load_settings(extra | places, {})
-
-
-@pytest.fixture
-def files(tensors: dict[str, torch.Tensor]) -> dict[str, bytes]:
-    names = sorted(tensors)
-    halves = (names[: len(names) // 2], names[len(names) // 2 :])
-    shards = {
-        f"model-0000{number}-of-00002.safetensors": save({name: tensors[name] for name in half})
-        for number, half in enumerate(halves, 1)
-    }
-    return shards | {"config.json": b'{"model_type": "x"}', "tokenizer.json": b"{}"}
-
 
 # -- what users see ---------------------------------------------------------------------------
 
