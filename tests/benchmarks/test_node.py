@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 from benchmarks.compiled import find_compiler
 from benchmarks.node import bars_of, summarize
+from tests.benchmarks.small_run import small_run
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C compiler")
 def test_a_small_run_measures_both_ways() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.node", "--json", "--quick", "--scale=0.1", "--ranks=2"],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.stderr == ""
-    found = json.loads(done.stdout.splitlines()[-1])
+    _, found = small_run("node", "--quick", "--scale=0.1", "--ranks=2")
     assert len(found["cases"]) == 2
     for case in found["cases"].values():
         assert "failed" not in case

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import pytest
 from benchmarks.compiled import find_compiler
 from benchmarks.node_cache import CASES, bars_of, summarize
 from fastload_common.units import MIB
+from tests.benchmarks.small_run import small_run
 
 
 def row(case: str, number: int, wall_s: float, ratio: float = 1.0) -> dict[str, Any]:
@@ -47,16 +45,8 @@ def test_a_load_that_failed_is_above_all_bars() -> None:
 
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C compiler")
 def test_a_small_run_reads_the_second_time_from_the_disk(tmp_path: Path) -> None:
-    options = ["--json", "--quick", "--scale=0.125", f"--directory={tmp_path}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.node_cache", *options],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.stderr == ""
-    found = json.loads(done.stdout.splitlines()[-1])
+    options = ["--quick", "--scale=0.125", f"--directory={tmp_path}"]
+    _, found = small_run("node_cache", *options)
     assert found["model_bytes"] == 64 * MIB
     assert "failed" not in found["cases"]
     assert {case: round(found["cases"][case]["model_ratio"], 1) for case in CASES} == {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
@@ -10,23 +9,16 @@ import pytest
 
 from benchmarks.compiled import find_compiler
 from benchmarks.peers import Sample, bars_of, summarize
+from tests.benchmarks.small_run import small_run
 
 CLIENTS = {"C floor", "fastload", "fastload defaults", "boto3"}
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C compiler")
 def test_a_small_run_measures_every_client() -> None:
-    options = ["--json", "--rounds=1", "--scale=0.03", "--only", ",".join(CLIENTS)]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.peers", *options],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.stderr == ""
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert done.returncode == (0 if found["pass"] else 1)
+    options = ["--rounds=1", "--scale=0.03", "--only", ",".join(CLIENTS)]
+    status, found = small_run("peers", *options, timeout_s=120)
+    assert status == (0 if found["pass"] else 1)
     assert found["failed"] == {}
     for clients in found["clients"].values():
         assert clients.keys() == CLIENTS
