@@ -18,6 +18,7 @@ from tests.common.source.oci_bench import (  # noqa: F401  (fixtures)
     oci_stack,
     open_oci,
     storage,
+    without_ranges,
 )
 
 QUICK = Settings(max_attempts=3)

@@ -57,6 +57,14 @@ def make_registry(oci_stack: ExitStack, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.fixture
+def without_ranges(make_registry: Make, open_oci: Open) -> tuple[ScriptedRegistry, OciSource]:
+    """A registry that serves whole blobs only, and a source in front of it."""
+    registry = make_registry()
+    registry.honours_ranges = False
+    return registry, open_oci(registry)
+
+
+@pytest.fixture
 def storage(oci_stack: ExitStack, oci_clock: FakeClock) -> ScriptedStorage:
     made = oci_stack.enter_context(ScriptedStorage())
     made.stamp = stamp(oci_clock)

@@ -299,11 +299,9 @@ def test_the_last_attempt_is_for_another_place(max_attempts: int) -> None:
 
 
 def test_a_whole_file_cut_by_a_registry_without_ranges_is_asked_for_anew(
-    make_registry: Make, open_oci: Open
+    without_ranges: tuple[ScriptedRegistry, OciSource],
 ) -> None:
-    registry = make_registry()
-    registry.honours_ranges = False
-    source = open_oci(registry)
+    registry, source = without_ranges
     object_id = source.stat("model.safetensors")
     answers = [Answer(200, DATA, cut_bytes=cut) for cut in (9_000, 5_000)]
     registry.script = lambda asked: (
@@ -314,11 +312,9 @@ def test_a_whole_file_cut_by_a_registry_without_ranges_is_asked_for_anew(
 
 
 def test_a_registry_without_ranges_that_cuts_every_reply(
-    make_registry: Make, open_oci: Open
+    without_ranges: tuple[ScriptedRegistry, OciSource],
 ) -> None:
-    registry = make_registry()
-    registry.honours_ranges = False
-    source = open_oci(registry)
+    registry, source = without_ranges
     object_id = source.stat("model.safetensors")
     registry.script = blobs(lambda asked: Answer(200, DATA, cut_bytes=9_000))
     with pytest.raises(SourceUnavailableError, match="does not honour Range") as caught:
@@ -331,10 +327,8 @@ def test_a_registry_without_ranges_that_cuts_every_reply(
 
 
 def test_a_part_of_a_file_from_a_registry_without_ranges(
-    make_registry: Make, open_oci: Open
+    without_ranges: tuple[ScriptedRegistry, OciSource],
 ) -> None:
-    registry = make_registry()
-    registry.honours_ranges = False
-    source = open_oci(registry)
+    _, source = without_ranges
     with pytest.raises(RangeMismatchError, match="does not honour Range"):
         source.read(source.stat("model.safetensors"), ByteRange(0, 10))

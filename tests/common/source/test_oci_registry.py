@@ -16,6 +16,7 @@ from fastload_common.errors import (
     SourceUnavailableError,
 )
 from fastload_common.ranges import ByteRange
+from fastload_common.source.oci import OciSource
 from fastload_common.source.oci_reference import digest_of
 from fastload_common.testing.fake_clock import FakeClock
 from fastload_common.testing.scripted_registry import (
@@ -236,11 +237,9 @@ def test_a_folder_that_is_not_there(make_registry: Make, open_oci: Open) -> None
 
 
 def test_a_registry_without_ranges_gives_whole_layers_only(
-    make_registry: Make, open_oci: Open
+    without_ranges: tuple[ScriptedRegistry, OciSource],
 ) -> None:
-    registry = make_registry()
-    registry.honours_ranges = False
-    source = open_oci(registry)
+    _, source = without_ranges
     with pytest.raises(RangeMismatchError, match="does not honour Range"):
         read(source)
     assert source.read(source.stat("model.safetensors")) == DATA
