@@ -300,10 +300,9 @@ def _gib(size_bytes: float) -> str:
 
 
 def _pulled(facts: Mapping[str, Any]) -> str:
-    size = f"{format_size(facts['fetched_bytes'])} of layers" if "fetched_bytes" in facts else ""
-    said = f"{size} pulled in {facts['pull_s']:.2f} s" if size else "layers pulled"
+    size = format_size(facts["fetched_bytes"])
     who = {"found": "before", "waited": "by another process", "pulled": "first"}[facts["state"]]
-    return f"{said} {who}"
+    return f"{size} of layers pulled in {facts['pull_s']:.2f} s {who}"
 
 
 def _plain(value: Any) -> Any:

@@ -221,7 +221,7 @@ class UnpackedArtifact:
         logger.info(
             "fastload: unpacked %s: %s fetched, %d files and directories with %s, in %.2f s",
             self._uri,
-            format_size(report.get("fetched_bytes", 0)),
+            format_size(report["fetched_bytes"]),
             facts["entries"],
             format_size(facts["tree_bytes"]),
             wall_s,
