@@ -31,14 +31,15 @@ def generate(case: dict[str, str], tensor_parallel_size: int) -> list[list[int]]
         max_num_seqs=4,
         disable_log_stats=True,
     )
-    outputs = engine.generate(
-        [{"prompt_token_ids": prompt} for prompt in PROMPTS],
-        SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True),
-        use_tqdm=False,
-    )
-    tokens = [list(output.outputs[0].token_ids) for output in outputs]
+    sampling = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    tokens = []
+    for prompt in PROMPTS:
+        # Alone: what is computed together depends on when requests arrive, and where two tokens are
+        # nearly as likely the same weights give one or the other.
+        [output] = engine.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
+        tokens.append(list(output.outputs[0].token_ids))
     engine.llm_engine.engine_core.shutdown()
-    del engine, outputs
+    del engine
     gc.collect()
     cleanup_dist_env_and_memory()
     return tokens
