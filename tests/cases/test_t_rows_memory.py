@@ -27,6 +27,7 @@ from fastload_common.staging.arena import Slot
 from fastload_common.testing.checkpoints import random_tensor, write_checkpoint
 from fastload_common.testing.rig import Rig
 from fastload_common.units import MIB
+from tests.bits import bytes_of
 from tests.cases.harness import CHUNK_BYTES, MODEL, URI, load_in, settings
 
 Weights = Iterable[tuple[str, torch.Tensor]]
@@ -38,9 +39,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def agrees(found: Kept) -> bool:
-    return MODEL.agrees(
-        {name: bytes(value.flatten().view(torch.uint8).numpy()) for name, value in found.items()}
-    )
+    return MODEL.agrees({name: bytes_of(value) for name, value in found.items()})
 
 
 @pytest.fixture

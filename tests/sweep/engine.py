@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tests.bits import bytes_of
 from tests.sweep import absent, kernels
 
 Digest = tuple[str, str, str]
@@ -260,12 +261,8 @@ def digest(tensor: torch.Tensor) -> Digest:
         return str(tensor.dtype), str(tuple(tensor.shape)), "meta"
     if tensor.layout is not torch.strided:
         return str(tensor.dtype), str(tuple(tensor.shape)), str(tensor.layout)
-    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    return (
-        str(tensor.dtype),
-        str(tuple(tensor.shape)),
-        hashlib.sha256(flat.numpy().tobytes()).hexdigest(),
-    )
+    found = hashlib.sha256(bytes_of(tensor)).hexdigest()
+    return str(tensor.dtype), str(tuple(tensor.shape)), found
 
 
 def is_untouched(tensor: torch.Tensor) -> bool:

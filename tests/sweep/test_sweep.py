@@ -47,11 +47,11 @@ def test_t09_every_architecture_loads_the_same_tensors(
     wanted = {
         (name, layout) for name, layouts in SUBSET.items() for layout in ("tp1", *layouts.split())
     }
-    assert set(results) == wanted
-    for key, row in results.items():
+    for key, row in results.items():  # first: a case that fails at tp1 has no other layout
         assert row["outcome"] == "same", (key, row)
         assert row["different"] == 0
         assert row["tensors"] >= 10, (key, row)
+    assert set(results) == wanted
 
 
 def test_no_rank_needs_more_than_its_own(

@@ -1,6 +1,6 @@
 """One rank that loads models with the default loader and with fastload, and compares them.
 
-Run as a script, once for each rank; not a test itself. Reads a JSON job from its argument:
+Run as a module, once for each rank; not a test itself. Reads a JSON job from its argument:
 
     {"rank": 0, "world_size": 2, "port": 1234, "reports": "path",
      "cases": [{"name": "...", "directory": "...", "uri": "s3://..."}]}
@@ -17,6 +17,8 @@ import sys
 from typing import Any
 
 import torch
+
+from tests.bits import bytes_of
 
 
 def start(rank: int, world_size: int, port: int) -> None:
@@ -72,8 +74,7 @@ def state_of(module: torch.nn.Module) -> dict[str, tuple[str, str, str]]:
 
 def _digest(tensor: torch.Tensor) -> tuple[str, str, str]:
     assert type(tensor).__name__ != "LazyTensor"
-    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    digest = hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+    digest = hashlib.sha256(bytes_of(tensor)).hexdigest()
     return str(tensor.dtype), str(tuple(tensor.shape)), digest
 
 

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
 ]
 
-WORKER = Path(__file__).with_name("equivalence_worker.py")
+ROOT = Path(__file__).parents[2]
 TOKEN_WORKER = Path(__file__).with_name("token_worker.py")
 
 # A mixture of experts must be the first model: the expert-parallel group is made with it.
@@ -105,7 +105,9 @@ def run_ranks(commands: list[list[str]], environ: dict[str, str], tmp_path: Path
     for command, log in zip(commands, logs, strict=True):
         with log.open("w") as output:
             processes.append(
-                subprocess.Popen(command, env=environ, stdout=output, stderr=subprocess.STDOUT)
+                subprocess.Popen(
+                    command, cwd=ROOT, env=environ, stdout=output, stderr=subprocess.STDOUT
+                )
             )
     try:
         codes = [process.wait(timeout=1200) for process in processes]
@@ -144,13 +146,14 @@ def test_every_parameter_is_equal(
         for name in models
         for kind, uri in (("a directory", str(models[name])), ("S3", uris[name]))
     ]
+    worker = [sys.executable, "-m", "tests.vllm.equivalence_worker"]
     port = _free_port()
     jobs = [
         {"rank": rank, "world_size": world_size, "port": port, "cases": cases}
         for rank in range(world_size)
     ]
     results = run_ranks(
-        [[sys.executable, str(WORKER), json.dumps(job), str(models["qwen3_moe"])] for job in jobs],
+        [[*worker, json.dumps(job), str(models["qwen3_moe"])] for job in jobs],
         engine_environ,
         tmp_path,
     )

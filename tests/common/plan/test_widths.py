@@ -17,6 +17,7 @@ from fastload_common.plan.geometry import View
 from fastload_common.plan.records import TensorRead
 from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.trace.dtypes import torch_layout
+from tests.bits import bytes_of
 from tests.common.trace.harness import MemoryCheckpoint
 
 pytestmark = pytest.mark.torch
@@ -56,10 +57,6 @@ def test_slices_of_every_width_are_read_exactly(dtype: str, lead_bytes: int) -> 
     checkpoint.run(consume)
     assert bytes_of(rows) == bytes_of(real.narrow(0, 5, 3))
     assert bytes_of(columns) == bytes_of(real.narrow(1, 7, 5))
-
-
-def bytes_of(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist())
 
 
 @given(

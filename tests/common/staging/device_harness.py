@@ -23,6 +23,7 @@ from fastload_common.staging.arena import Arena, Slot
 from fastload_common.staging.placer import Placer
 from fastload_common.testing.fake_device import FakeDevice
 from fastload_common.trace.recorder import Recorder
+from tests.bits import bytes_of
 from tests.common.trace.harness import Body, MemoryCheckpoint
 
 CHUNK_BYTES = 4096
@@ -181,8 +182,7 @@ def check_load(rig: Rig, params: dict[str, torch.Tensor], body: Body) -> dict[st
 
 def same(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two tensors hold the same bits."""
-    first, second = (one.cpu().contiguous().view(-1).view(torch.uint8) for one in (left, right))
-    return torch.equal(first, second)
+    return bytes_of(left) == bytes_of(right)
 
 
 def assert_clean(rig: Rig) -> None:

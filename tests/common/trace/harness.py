@@ -15,6 +15,7 @@ from fastload_common.plan.records import Chunk, Plan
 from fastload_common.ranges import ByteRange, ObjectId
 from fastload_common.trace.lazy_tensor import LazyTensor
 from fastload_common.trace.recorder import Recorder
+from tests.bits import bytes_of
 
 NAMES = {
     torch.float32: "F32",
@@ -57,7 +58,7 @@ class MemoryCheckpoint:
         self.entries: dict[str, TensorEntry] = {}
         places = []
         for name, tensor in self.tensors.items():
-            data = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            data = bytes_of(tensor)
             places.append((name, tensor, ByteRange(len(body), len(body) + len(data))))
             body += data
         self.body = bytes(body)
@@ -134,10 +135,7 @@ def check(
     checkpoint.recorder = checkpoint.run(lambda loaded: body(loaded, actual))  # type: ignore[attr-defined]
     for name in params:
         assert not isinstance(actual[name], LazyTensor)
-        assert torch.equal(
-            actual[name].contiguous().view(-1).view(torch.uint8),
-            expected[name].contiguous().view(-1).view(torch.uint8),
-        ), name
+        assert bytes_of(actual[name]) == bytes_of(expected[name]), name
     return checkpoint
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from tests.bits import bytes_of
 from tests.common.trace.harness import MemoryCheckpoint
 
 PROGRAMS = 1500
@@ -178,10 +179,6 @@ def _run(seed: int, world: World) -> None:
         programmer.step(len(world.values))(world)
 
 
-def _bits(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-
-
 @pytest.mark.parametrize("group", range(6))
 def test_lazy_and_real_tensors_agree(group: int) -> None:
     differing, ran = [], 0
@@ -212,7 +209,7 @@ def test_lazy_and_real_tensors_agree(group: int) -> None:
             _run(seed, lazy)
 
         checkpoint.run(body)
-        if [*map(_bits, expected)] != [*map(_bits, actual)] or real.seen != lazy.seen:
+        if [*map(bytes_of, expected)] != [*map(bytes_of, actual)] or real.seen != lazy.seen:
             differing.append(seed)
     assert not differing
     assert ran > PROGRAMS // 6 // 2
