@@ -52,6 +52,8 @@ _LARGEST_SLICE_BYTES = 8 * 1024 * 1024
 # Of TLS, at most 16 KiB each: so many come before the time is looked at.
 _RECORDS = 32
 _SMALL_BYTES = 4 * 1024  # unless they trickle
+# A number: joining members of an enumeration takes longer than the call that they are for.
+_PEEK_FLAGS = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 
 
 class HttpConnection:
@@ -249,7 +251,7 @@ class HttpConnection:
                 self._socket.settimeout(0)
                 self._socket.recv(1)
             else:
-                self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+                self._socket.recv(1, _PEEK_FLAGS)
         except (BlockingIOError, ssl.SSLWantReadError):
             if self._endpoint.tls:
                 self._socket.settimeout(self._read_timeout_s)

@@ -24,6 +24,7 @@ ERROR_BODY_LIMIT_BYTES = 64 * 1024
 _CONTENT_LENGTH = re.compile(r"[0-9]{1,18}")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;.*)?", re.DOTALL)
 _STATUS_LINE = re.compile(r"HTTP/1\.([01]) (\d{3})(?: .*)?")
+_LINE_BREAK = re.compile(r"[\r\n]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,9 @@ def serialize_request(method: str, target: str, headers: Mapping[str, str]) -> b
     """
     lines = [
         f"{method} {target} HTTP/1.1",
-        *(f"{name}: {value}" for name, value in headers.items()),
+        *[f"{name}: {value}" for name, value in headers.items()],
     ]
-    if any("\r" in line or "\n" in line for line in lines):
+    if _LINE_BREAK.search(" ".join(lines)):
         raise SourceError("a line break in a request's header was refused")
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 

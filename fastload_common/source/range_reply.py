@@ -44,7 +44,7 @@ def pinned_by(object_id: ObjectId) -> str:
 
 def same_etag(one: str, other: str) -> bool:
     """Whether two ETags name one state; quotes and a gateway's weak mark do not count."""
-    return _bare(one) == _bare(other)
+    return one == other or _bare(one) == _bare(other)
 
 
 def check_range_reply(object_id: ObjectId, byte_range: ByteRange, head: ReplyHead) -> None:
@@ -57,20 +57,14 @@ def check_range_reply(object_id: ObjectId, byte_range: ByteRange, head: ReplyHea
         ObjectChangedError: another ETag or another size of the whole.
         RangeMismatchError: another range or length, or the range was ignored.
     """
-    facts: dict[str, Any] = {
-        "uri": object_id.uri,
-        "range": str(byte_range),
-        "status": head.status,
-        "content_range": head.headers.get("content-range"),
-        "request_id": head.headers.get("x-amz-request-id"),
-    }
+    asked = (object_id, byte_range, head)
     found_etag = head.headers.get("etag")
     if object_id.etag is not None:
         if found_etag is None:
-            raise RangeMismatchError(
+            raise _mismatch(
                 "the reply has no ETag, so it cannot be told which state of the object it is",
+                *asked,
                 hint="the endpoint, or a proxy before it, must pass the ETag on",
-                **facts,
             )
         if not same_etag(found_etag, object_id.etag):
             raise ObjectChangedError(
@@ -78,45 +72,60 @@ def check_range_reply(object_id: ObjectId, byte_range: ByteRange, head: ReplyHea
                 hint="do not write to a model that is being loaded; start again",
                 expected_etag=object_id.etag,
                 found_etag=found_etag,
-                **facts,
+                **_facts(*asked),
             )
-    _check_extent(object_id, byte_range, head, facts)
+    _check_extent(object_id, byte_range, head)
     length = head.content_length
     if length is not None and length != byte_range.size_bytes:
-        raise RangeMismatchError(
-            f"the reply announces {length} bytes for a range of {byte_range.size_bytes}", **facts
+        raise _mismatch(
+            f"the reply announces {length} bytes for a range of {byte_range.size_bytes}", *asked
         )
 
 
-def _check_extent(
-    object_id: ObjectId, byte_range: ByteRange, head: ReplyHead, facts: dict[str, Any]
-) -> None:
+def _check_extent(object_id: ObjectId, byte_range: ByteRange, head: ReplyHead) -> None:
+    asked = (object_id, byte_range, head)
     text = head.headers.get("content-range")
-    whole = byte_range == ByteRange(0, object_id.size_bytes)
     if text is None:
-        if head.status == 200 and whole:
+        if head.status == 200 and byte_range == ByteRange(0, object_id.size_bytes):
             return
-        raise RangeMismatchError(
+        raise _mismatch(
             "the endpoint does not honour Range"
             if head.status == 200
             else "the reply does not say which range it holds",
+            *asked,
             hint="use the store itself, not a gateway or proxy that serves whole objects only",
-            **facts,
         )
     match = _CONTENT_RANGE.fullmatch(text)
     if head.status not in (200, 206) or match is None:
-        raise RangeMismatchError("the reply is no answer to a request for a range", **facts)
-    if (int(match.group(1)), int(match.group(2)) + 1) != (byte_range.start, byte_range.end):
-        raise RangeMismatchError("the reply holds another range than was asked for", **facts)
-    if match.group(3) == "*":
-        raise RangeMismatchError("the reply does not say how large the object is", **facts)
-    if int(match.group(3)) != object_id.size_bytes:
+        raise _mismatch("the reply is no answer to a request for a range", *asked)
+    if (int(match[1]), int(match[2]) + 1) != (byte_range.start, byte_range.end):
+        raise _mismatch("the reply holds another range than was asked for", *asked)
+    if match[3] == "*":
+        raise _mismatch("the reply does not say how large the object is", *asked)
+    if int(match[3]) != object_id.size_bytes:
         raise ObjectChangedError(
             "the object has another size than when it was listed",
             expected_bytes=object_id.size_bytes,
-            found_bytes=match.group(3),
-            **facts,
+            found_bytes=match[3],
+            **_facts(*asked),
         )
+
+
+def _mismatch(
+    what: str, object_id: ObjectId, byte_range: ByteRange, head: ReplyHead, hint: str = ""
+) -> RangeMismatchError:
+    return RangeMismatchError(what, hint=hint, **_facts(object_id, byte_range, head))
+
+
+def _facts(object_id: ObjectId, byte_range: ByteRange, head: ReplyHead) -> dict[str, Any]:
+    """What every error says."""
+    return {
+        "uri": object_id.uri,
+        "range": str(byte_range),
+        "status": head.status,
+        "content_range": head.headers.get("content-range"),
+        "request_id": head.headers.get("x-amz-request-id"),
+    }
 
 
 def _bare(etag: str) -> str:

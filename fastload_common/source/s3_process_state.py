@@ -31,6 +31,7 @@ class ProcessState:
         self.timeouts_s = (0.0, 0.0)  # the client's: connecting, silence
         self.verify: str | None = None
         self.target: S3Target | None = None
+        self.sendable: Any = None  # the credentials that were found so last
         self.tls: ssl.SSLContext | None = None
         self.region: str | None = None
         self.generation = 0
@@ -41,7 +42,7 @@ class ProcessState:
         """Forget what was found; the caller holds the lock. Calls in progress go on."""
         if region is None and self.session is not None:
             discard_session(self.session)
-        self.session = self.client = self.target = self.tls = None
+        self.session = self.client = self.target = self.tls = self.sendable = None
         self.region = region or self.region
         self.generation += 1
 

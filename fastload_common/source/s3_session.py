@@ -44,6 +44,7 @@ _LOG = logging.getLogger(__name__)
 # The scope in a signature: .../20261130/eu-west-1/s3/aws4_request
 _SCOPE = re.compile(r"AWS4-HMAC-SHA256 Credential=[^,]*/\d{8}/([^/,]+)/([^/,]+)/aws4_request")
 _PROBE_KEY = "k"
+_USER_AGENT = f"fastload/{__version__}"
 
 
 class S3Session:
@@ -134,13 +135,13 @@ class S3Session:
             SourceError, ConfigError: no credentials, or they could not be refreshed.
         """
         target = self.target()
-        path = target.path(key)
+        path, host = target.path(key), target.endpoint.authority
         headers = {"Range": range_header(byte_range), "If-Match": pinned_by(object_id)}
         if not self._settings.anonymous:
             frozen = self._frozen(target)
             headers = signed_headers(
                 path,
-                target.endpoint.authority,
+                host,
                 headers,
                 access_key=frozen.access_key,
                 secret_key=frozen.secret_key,
@@ -150,11 +151,9 @@ class S3Session:
                 wall_s=self.small_calls.clock.wall_s(),
             )
         # Not signed, because proxies may change them.
-        headers |= {
-            "Host": target.endpoint.authority,
-            "Accept-Encoding": "identity",
-            "User-Agent": f"fastload/{__version__}",
-        }
+        headers["Host"] = host
+        headers["Accept-Encoding"] = "identity"
+        headers["User-Agent"] = _USER_AGENT
         return SignedGet(target, path, headers)
 
     def can_sign_now(self) -> bool:
@@ -331,7 +330,6 @@ class S3Session:
 
     def _frozen(self, target: S3Target) -> Any:
         state = self.state()
-        asked = f"sign a request for {self._location.uri}"
         try:
             with state.lock:
                 self._client(state)
@@ -339,8 +337,11 @@ class S3Session:
             # Outside the lock: this may ask a token service; botocore lets one thread do it.
             frozen = credentials.get_frozen_credentials()
         except Exception as error:  # noqa: BLE001  (raised again, mapped)
+            asked = f"sign a request for {self._location.uri}"
             raise client_error(error, asked, uri=self._location.uri, **target.facts()) from None
-        check_sendable(frozen, credentials.method, uri=self._location.uri, **target.facts())
+        if frozen != state.sendable:
+            check_sendable(frozen, credentials.method, uri=self._location.uri, **target.facts())
+            state.sendable = frozen
         return frozen
 
     def _method(self, state: ProcessState) -> str:

@@ -5,6 +5,7 @@ Resolved once by `s3_session`; everything after that (list, head, get) uses the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,8 +43,7 @@ class S3Target:
 
     def path(self, key: str) -> str:
         """The request's path for a key, encoded as S3 signs it."""
-        # Nothing is normalised: '//', '/./' and leading dots are parts of keys.
-        return self.base_path + quote(key, safe="/~")
+        return self.base_path + _quoted(key)
 
     def facts(self) -> dict[str, str]:
         """For errors, the log and `doctor`; no secrets."""
@@ -64,6 +64,12 @@ class SignedGet:
     target: S3Target
     path: str
     headers: Mapping[str, str] = field(repr=False)
+
+
+@functools.lru_cache(maxsize=1024)
+def _quoted(key: str) -> str:
+    # Nothing is normalised: '//', '/./' and leading dots are parts of keys.
+    return quote(key, safe="/~")
 
 
 def check_addressing(s3_config: Mapping[str, Any] | None, bucket: str, **facts: Any) -> None:

@@ -47,15 +47,15 @@ def signed_headers(
     found["X-Amz-Content-SHA256"] = _NO_BODY
     if token:
         found["X-Amz-Security-Token"] = token
-    lowered = sorted([("host", host), *((name.lower(), text) for name, text in found.items())])
-    names = ";".join(name for name, _ in lowered)
-    lines = "".join(f"{name}:{text}\n" for name, text in lowered)
+    lowered = sorted([("host", host), *[(name.lower(), text) for name, text in found.items()]])
+    names = ";".join([name for name, _ in lowered])
+    lines = "".join([f"{name}:{text}\n" for name, text in lowered])
     request = f"GET\n{path}\n\n{lines}\n{names}\n{_NO_BODY}"
     scope = f"{day}/{region}/{service}/aws4_request"
     digest = hashlib.sha256(request.encode()).hexdigest()
     text = f"{_ALGORITHM}\n{stamp}\n{scope}\n{digest}"
     key = _signing_key(secret_key, day, region, service)
-    signature = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+    signature = hmac.digest(key, text.encode(), "sha256").hex()
     found["Authorization"] = (
         f"{_ALGORITHM} Credential={access_key}/{scope}, SignedHeaders={names}, "
         f"Signature={signature}"
@@ -67,5 +67,5 @@ def signed_headers(
 def _signing_key(secret_key: str, day: str, region: str, service: str) -> bytes:
     key = f"AWS4{secret_key}".encode()
     for part in (day, region, service, "aws4_request"):
-        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+        key = hmac.digest(key, part.encode(), "sha256")
     return key

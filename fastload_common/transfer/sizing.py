@@ -46,6 +46,8 @@ _CHUNKS_PER_CONNECTION = 8
 _PART_STEP_BYTES = 64 * KIB
 _LEAST_PART_BYTES = 256 * KIB
 _UNKNOWN_PART_BYTES = 1 * MIB
+# What a request takes of our own, in two processes: 1 ms of CPU time, and as much of waiting.
+_REQUEST_S = 0.002
 # Near the end each connection gets so many more parts.
 _PARTS_PER_CONNECTION = 2
 # Different sizes of the first requests, from half a chunk on.
@@ -115,7 +117,7 @@ def part_bytes(
     """The size of one request within a chunk: a multiple of 64 KiB, at most the chunk.
 
     The whole chunk in the middle of a load. Near the end smaller, so that all connections finish
-    together, but never so small that the first byte takes longer than the body.
+    together, but never so small that the body takes less time than what comes before it.
 
     Args:
         chunk_bytes: of the staging slot.
@@ -141,7 +143,7 @@ def _least_part_bytes(observed: Observed) -> int:
     bytes_per_s = observed.bytes_per_s_of_connection
     if first_byte_s is None or bytes_per_s is None:
         return _UNKNOWN_PART_BYTES
-    return int(min(first_byte_s * bytes_per_s, _MOST_CHUNK_BYTES))
+    return int(min((first_byte_s + _REQUEST_S) * bytes_per_s, _MOST_CHUNK_BYTES))
 
 
 class Ramp:

@@ -14,6 +14,7 @@ receiver runs the very files that its parent was loaded from. Only the standard 
 
 from __future__ import annotations
 
+import functools
 import json
 import socket
 import struct
@@ -35,6 +36,9 @@ Message = list[Any]
 _LENGTH = struct.Struct("!I")
 # Made once: `json.dumps` makes one for each call that wants anything but its defaults.
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
+_decode = json.JSONDecoder().decode  # `json.loads` first guesses the encoding
+# A number: joining members of an enumeration takes longer than the call that they are for.
+_SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _RECEIVE_BYTES = 256 * 1024
 
 
@@ -68,16 +72,15 @@ class Outbox:
         Raises:
             OSError: the other side has gone.
         """
-        flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
         with self._lock:
             while self._buffer:
                 try:
                     if fds:
                         # Python 3.11's `socket.send_fds` forgets its flags.
                         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
-                        sent = self._peer.sendmsg([self._buffer], [rights], flags)
+                        sent = self._peer.sendmsg([self._buffer], [rights], _SEND_FLAGS)
                     else:
-                        sent = self._peer.send(self._buffer, flags)
+                        sent = self._peer.send(self._buffer, _SEND_FLAGS)
                 except BlockingIOError:
                     return False
                 fds = None
@@ -111,7 +114,7 @@ class Inbox:
             end = position + _LENGTH.size + size_bytes
             if end > len(self._buffer):
                 break
-            messages.append(json.loads(self._buffer[position + _LENGTH.size : end]))
+            messages.append(_decode(self._buffer[position + _LENGTH.size : end].decode()))
             position = end
         del self._buffer[:position]
         return messages
@@ -144,13 +147,14 @@ class Get:
 
     def message(self) -> Message:
         end = self.endpoint
-        proxy = end.proxy and [end.proxy.host, end.proxy.port, end.proxy.authorization]
+        through = end.proxy
+        proxy = [through.host, through.port, through.authorization] if through else []
         fields = {
             "id": self.id,
             "object": [self.object_id.uri, self.object_id.etag, self.object_id.size_bytes],
             "range": [self.byte_range.start, self.byte_range.end],
             "position": self.position_bytes,
-            "endpoint": [end.host, end.port, end.tls, proxy],
+            "endpoint": [end.host, end.port, end.tls, *proxy],
             "ca": self.ca_file,
             "path": self.path,
             "headers": dict(self.headers),
@@ -161,19 +165,23 @@ class Get:
 
     @classmethod
     def from_message(cls, fields: dict[str, Any]) -> Get:
-        host, port, tls, proxy = fields["endpoint"]
         return cls(
             id=fields["id"],
             object_id=ObjectId(*fields["object"]),
             byte_range=ByteRange(*fields["range"]),
             position_bytes=fields["position"],
-            endpoint=Endpoint(host, port, tls, Proxy(*proxy) if proxy else None),
+            endpoint=_endpoint(*fields["endpoint"]),
             ca_file=fields["ca"],
             path=fields["path"],
             headers=fields["headers"],
             fresh=fields["fresh"],
             urgent=fields["urgent"],
         )
+
+
+@functools.lru_cache(maxsize=16)
+def _endpoint(host: str, port: int, tls: bool, *proxy: Any) -> Endpoint:
+    return Endpoint(host, port, tls, Proxy(*proxy) if proxy else None)
 
 
 def error_record(error: FastloadError) -> list[Any]:

@@ -109,11 +109,11 @@ def test_a_chunk_is_a_power_of_two_that_fits(total: int, memory: int, connection
         (256 * MIB, seen(0.03, 90e6), 4 * MIB),
         (256 * MIB, UNKNOWN, 4 * MIB),
         (64 * MIB, UNKNOWN, 1 * MIB),
-        (16 * MIB, seen(0.03, 90e6), 42 * 64 * KIB),  # a first byte's worth: 2.7 MB
-        (16 * MIB, seen(0.03, 15e6), 7 * 64 * KIB),
+        (16 * MIB, seen(0.03, 90e6), 44 * 64 * KIB),  # the worth of a first byte and 2 ms: 2.9 MB
+        (16 * MIB, seen(0.03, 15e6), 8 * 64 * KIB),
         (16 * MIB, seen(0.001, 15e6), 256 * KIB),
         (16 * MIB, seen(0.5, 90e6), 8 * MIB),
-        (1, seen(0.03, 15e6), 7 * 64 * KIB),
+        (1, seen(0.03, 15e6), 8 * 64 * KIB),
     ],
 )
 def test_parts_are_whole_chunks_first_and_smaller_near_the_end(
