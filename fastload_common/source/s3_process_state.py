@@ -31,7 +31,7 @@ class ProcessState:
         self.timeouts_s = (0.0, 0.0)  # the client's: connecting, silence
         self.verify: str | None = None
         self.target: S3Target | None = None
-        self.sendable: Any = None  # the credentials that were found so last
+        self.sendable: Any = None  # the last credentials that `check_sendable` let pass
         self.tls: ssl.SSLContext | None = None
         self.region: str | None = None
         self.generation = 0
